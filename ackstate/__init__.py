@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate.aio import AsyncTopics
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, Receipt, Repair, UnreadableCursorError
-from ackstate.deleted_ranges import DeletedRanges
-from ackstate.delivery_ruler import DeliveryRuler
+from ackstate.deleted_ranges import DeletedRanges, Run
 from ackstate.dispatch import (
     AckRefusedError,
     ConsumerBusyError,
@@ -35,8 +34,6 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits
 from ackstate.message import NO_DELAY, Message
 from ackstate.position import Position
-from ackstate.range_store import Run
-from ackstate.selection import Keep, Selection, select
 from ackstate.stores import (
     LedgerFencedError,
     LedgerNotFoundError,
@@ -59,6 +56,8 @@ from ackstate.topic import (
 if TYPE_CHECKING:
     from ackstate.stores.bookkeeper import BookKeeperStore
 
+    __version__: str
+
 __all__ = [
     "NO_DELAY",
     "AckRefusedError",
@@ -77,12 +76,10 @@ __all__ = [
     "DeadLetterPolicy",
     "DeletedRanges",
     "Delivery",
-    "DeliveryRuler",
     "DispatchGate",
     "Format",
     "GateLimits",
     "InvalidPositionError",
-    "Keep",
     "LedgerFencedError",
     "LedgerMap",
     "LedgerNotFoundError",
@@ -95,7 +92,6 @@ __all__ = [
     "Receipt",
     "Repair",
     "Run",
-    "Selection",
     "SqliteStore",
     "Start",
     "StartTime",
@@ -112,14 +108,19 @@ __all__ = [
     "UnreadableCursorError",
     "UnsupportedVersionError",
     "VersionMismatchError",
-    "select",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Return the store that needs the extra `bookkeeper`, which is imported when it is used."""
+    """Return what is imported when it is used: the store that needs the extra `bookkeeper`, and the version."""
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - slow
+
+        return version("ackstate")
     if name != "BookKeeperStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ackstate.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - its libraries may not be installed
-
+    try:
+        from ackstate.stores.bookkeeper import BookKeeperStore  # noqa: PLC0415 - its libraries may not be installed
+    except ImportError as error:
+        raise ImportError(f"BookKeeperStore needs an extra: pip install 'ackstate[bookkeeper]' ({error})") from error
     return BookKeeperStore

@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
+from ackstate.deleted_ranges import (
+    Run,
+    range_bytes,
+    range_first_bytes,
+    range_fixed_bytes,
+    range_last_bytes,
+    ranges_bytes,
+)
 from ackstate.entry_bitmap import firsts, lasts
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
-from ackstate.range_store import Run
-from ackstate.record_size import range_bytes, range_first_bytes, range_fixed_bytes, range_last_bytes, ranges_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

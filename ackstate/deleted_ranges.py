@@ -3,39 +3,69 @@
 One roaring bitmap per ledger. The number of ranges and the size of their persisted form, for which Pulsar walks over
 all ranges, are two counters here: adding one entry updates them from its two neighbours, a bulk add by bitmap
 operations on the new entries.
+
+Size. A range ``(lower, upper]`` is one element of a protobuf ``repeated MessageRange``: two nested positions, each a
+ledger id and an entry id as varints. With ``v(n)`` the length of a varint, one framed element takes ::
+
+    tag, length            2
+    2 x (tag, length)      4      lower and upper endpoint
+    2 x (tag, ledger id)   2 + 2 v(ledger)
+    tag, entry id          1 + v(first - 1)     the lower end is open; -1 takes ten bytes
+    tag, entry id          1 + v(last)
+
+and every length prefix is one byte, since no element reaches 128. So the size splits into a part that each range of a
+ledger pays, a part that only its first entry decides, and a part that only its last entry decides.
+
+Source: ``MLDataFormats.proto`` of Apache Pulsar, messages ``MessageRange`` and ``NestedPositionInfo``.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import chain
 from operator import index
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, final
 
+import google_crc32c
 from pyroaring import BitMap
 
-from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_end
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
-from ackstate.range_store import NO_ENTRIES, RangeStore
-from ackstate.record_size import (
-    MINUS_ONE_BYTES,
-    VARINT_BYTES,
-    firsts_bytes,
-    lasts_bytes,
-    range_bytes,
-    range_first_bytes,
-    range_fixed_bytes,
-    range_last_bytes,
-    ranges_bytes,
-)
+from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around, run_end
+from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ackstate.ledger_map import LedgerMap
 
+_NO_ENTRIES = BitMap()  # of a ledger without any; it is never changed
+
+MINUS_ONE_BYTES = 10
+# The length of a varint by the number's count of binary digits, 0 to 64: each ack looks up two of them.
+VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
+# At each of these numbers a varint becomes one byte longer.
+_LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
+
+LEDGER_BLOCK = struct.Struct("<QI")
+"""What precedes the portable bitmap of a ledger: its id, and the number of bytes of the bitmap."""
+_HEADER = struct.Struct("<4sII")  # magic, version, blocks
+_MAGIC = b"ACKD"
+_VERSION = 1
+_CHECKSUM = struct.Struct("<I")
+
+
+class Run(NamedTuple):
+    """Entries acked without a gap in one ledger: `first` is inclusive, `end` exclusive."""
+
+    ledger_id: int
+    first: int
+    end: int
+
 
 @final
-class DeletedRanges(RangeStore):
+class DeletedRanges:
     """The individually deleted ranges of a cursor, exact at every moment.
 
     >>> ranges = DeletedRanges()
@@ -43,10 +73,46 @@ class DeletedRanges(RangeStore):
     (1, 3, 1)
     >>> str(ranges), ranges.range_count, len(ranges)
     ('[(3:6..3:11]]', 1, 5)
+    >>> DeletedRanges.from_bytes(ranges.to_bytes()) == DeletedRanges([Run(3, 7, 11), Position(3, 11)])
+    True
 
-    Runs never join across ledgers. Entry ids are 0 to 2**32 - 1, ledger ids 0 to 2**63 - 1; a call with anything else
-    raises `ValueError` or `TypeError` and changes nothing. Not safe for concurrent mutation.
+    Iteration yields the positions in order. Runs never join across ledgers. Entry ids are 0 to 2**32 - 1, ledger ids 0
+    to 2**63 - 1; a call with anything else raises `ValueError` or `TypeError` and changes nothing. Not safe for
+    concurrent mutation.
+
+    Args:
+        acked: A `Position` or a `Run` each, in any order, overlapping or not.
+
+    Attributes:
+        range_count: The number of ranges: to be read, not changed, like the next one.
+        record_bytes: The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes.
     """
+
+    __slots__ = (
+        "_bitmaps", "_entry_count", "_ledger_ids", "_recent", "_recent_fixed", "_recent_id", "_same_bytes", "_same_end",
+        "_same_from", "range_count", "record_bytes",
+    )  # fmt: skip
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, acked: Iterable[Position | Run] = ()) -> None:
+        # Invariant: ids rise; _bitmaps[i] belongs to _ledger_ids[i] and is not empty. A dict would be faster with
+        # thousands of ledgers, but would take six times the memory besides the bitmaps.
+        self._ledger_ids = array("q")
+        self._bitmaps: list[BitMap] = []
+        # Acks come in bursts of one ledger. Invariant: None, or a stored ledger, its bitmap and its fixed bytes.
+        self._recent_id: int | None = None
+        self._recent = _NO_ENTRIES
+        self._recent_fixed = 0
+        # Entries for which both ends of a range of their own take the same: from (included), end (excluded), and bytes.
+        self._same_from = self._same_end = self._same_bytes = 0
+        self._entry_count = 0
+        self.range_count = 0
+        self.record_bytes = 0
+        for each in acked:
+            if isinstance(each, Run):
+                self.add_run(*each)
+            else:
+                self.add(check_position(each))
 
     @classmethod
     def from_bitmaps(cls, bitmaps: Iterable[tuple[int, BitMap]]) -> DeletedRanges:
@@ -68,6 +134,133 @@ class DeletedRanges(RangeStore):
                 ranges._hold(ledger_id, bitmap)
         return ranges
 
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DeletedRanges:
+        """Return the ranges that `to_bytes` wrote.
+
+        Raises:
+            CorruptStateError: The bytes are damaged, or something else.
+            UnsupportedVersionError: Another version wrote them.
+        """
+        if len(data) < _HEADER.size + _CHECKSUM.size:
+            _corrupt(0, f"at least {_HEADER.size + _CHECKSUM.size} bytes", f"{len(data)} bytes", "ranges")
+        magic, version, count = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            _corrupt(0, _MAGIC, magic, "ranges")
+        if version not in (0, _VERSION):  # 0 is none, so such bytes are damaged
+            raise UnsupportedVersionError(f"ranges have version {version}; this release reads version {_VERSION}")
+        end = len(data) - _CHECKSUM.size
+        (expected,), computed = _CHECKSUM.unpack_from(data, end), google_crc32c.value(data[:end])
+        if computed != expected:
+            _corrupt(end, f"checksum {computed:#010x}", f"{expected:#010x}", "ranges")
+        if not version:
+            _corrupt(4, f"version {_VERSION}", version, "ranges")
+        bitmaps, offset = decode_blocks(data, _HEADER.size, end, count, what="ranges")
+        if offset != end:
+            _corrupt(offset, "the checksum", f"{end - offset} bytes more", "ranges")
+        return cls.from_bitmaps(bitmaps)
+
+    def to_bytes(self) -> bytes:
+        """Return the ranges as bytes, each ledger as in a native record, with a checksum.
+
+        Complexity: O(bytes held).
+        """
+        header = _HEADER.pack(_MAGIC, _VERSION, len(self._bitmaps))
+        encoded = header + b"".join(map(encode_block, self._ledger_ids, self._bitmaps))
+        return encoded + _CHECKSUM.pack(google_crc32c.value(encoded))
+
+    def __len__(self) -> int:
+        return self._entry_count
+
+    def __iter__(self) -> Iterator[Position]:
+        return chain.from_iterable(map(positions_of, self._ledger_ids, self._bitmaps))
+
+    def __contains__(self, position: object) -> bool:
+        if not isinstance(position, tuple):
+            return False
+        ledger_id, entry_id = position
+        return 0 <= entry_id <= ENTRY_ID_MAX and index(entry_id) in self.entries(ledger_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DeletedRanges):
+            return NotImplemented
+        return self._ledger_ids == other._ledger_ids and self._bitmaps == other._bitmaps
+
+    def __repr__(self) -> str:
+        return f"<DeletedRanges of {self._entry_count} entries in {self.range_count} ranges>"
+
+    def __str__(self) -> str:
+        ranges = (f"({ledger}:{first - 1}..{ledger}:{end - 1}]" for ledger, first, end in self.runs())
+        return f"[{','.join(ranges)}]"
+
+    def bitmaps(self) -> Iterator[tuple[int, BitMap]]:
+        """Yield each ledger, in order, with its bitmap of acked entries, which the caller must not change."""
+        return zip(self._ledger_ids, self._bitmaps, strict=True)
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return one ledger's acked entries, possibly none; the caller must not change them. O(log ledgers)."""
+        if ledger_id == self._recent_id:
+            return self._recent
+        at = bisect_left(self._ledger_ids, ledger_id)
+        if at == len(self._ledger_ids) or self._ledger_ids[at] != ledger_id:
+            return _NO_ENTRIES
+        return self._bitmaps[at]
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every run, in order of position."""
+        for ledger_id, bitmap in self.bitmaps():
+            for first, last in zip(firsts(bitmap), lasts(bitmap), strict=True):
+                yield Run(ledger_id, first, last + 1)
+
+    def run_containing(self, position: Position) -> Run | None:
+        """Return the run that contains a position, or None if it is not acked.
+
+        Complexity: O(log run length) range queries.
+        """
+        ledger_id, entry_id = position
+        bitmap = self.entries(ledger_id)
+        if not 0 <= entry_id <= ENTRY_ID_MAX or index(entry_id) not in bitmap:
+            return None
+        return Run(ledger_id, *run_around(bitmap, entry_id))
+
+    def range_containing(self, position: Position) -> tuple[Position, Position] | None:
+        """Return the first and the last position, both inclusive, of the range that contains a position, or None."""
+        run = self.run_containing(position)
+        return run and (Position(run.ledger_id, run.first), Position(run.ledger_id, run.end - 1))
+
+    def first_range(self) -> tuple[Position, Position] | None:
+        """Return the lowest range as ``(lower, upper]``, or None."""
+        if not self._ledger_ids:
+            return None
+        return self._open_closed(Position(self._ledger_ids[0], self._bitmaps[0].min()))
+
+    def last_range(self) -> tuple[Position, Position] | None:
+        """Return the highest range as ``(lower, upper]``, or None."""
+        if not self._ledger_ids:
+            return None
+        return self._open_closed(Position(self._ledger_ids[-1], self._bitmaps[-1].max()))
+
+    def span(self) -> tuple[Position, Position] | None:
+        """Return the lower end of the first range and the upper end of the last, or None."""
+        first, last = self.first_range(), self.last_range()
+        return first and last and (first[0], last[1])
+
+    def cardinality(self, first: Position, last: Position) -> int:
+        """Return the number of acked entries between two positions, both inclusive.
+
+        Complexity: O(1) for each ledger between.
+        """
+        if last < first:
+            return 0
+        low = bisect_left(self._ledger_ids, first[0])
+        high = bisect_right(self._ledger_ids, last[0])
+        total = 0
+        for ledger_id, bitmap in zip(self._ledger_ids[low:high], self._bitmaps[low:high], strict=True):
+            start = max(first[1], 0) if ledger_id == first[0] else 0
+            end = min(last[1], ENTRY_ID_MAX) + 1 if ledger_id == last[0] else ENTRY_ID_MAX + 1
+            total += bitmap.range_cardinality(start, end) if start < end else 0
+        return total
+
     def add(self, position: Position) -> int:
         """Ack one entry and return 1, or 0 if it was already acked.
 
@@ -82,42 +275,27 @@ class DeletedRanges(RangeStore):
             ledger_id, entry_id = index(ledger_id), index(entry_id)  # Truncating a fraction would invent an ack.
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
-            if not self._recall(ledger_id):
-                self._hold_none_yet(ledger_id, range_fixed_bytes(ledger_id))
-        return self._add_recent(entry_id)
+        return self.add_valid(ledger_id, entry_id)
 
-    def add_with(self, part: DeletedRanges, position: Position) -> int:
-        """Ack one entry in this set and in a subset of it, as `add`, and return 1, or 0 if it was already acked.
-
-        Args:
-            part: A subset of this set.
-            position: A result of `check_position`: it is not checked again.
-
-        Complexity: as `add`.
-        """
-        ledger_id, entry_id = position
+    def add_valid(self, ledger_id: int, entry_id: int) -> int:
+        """Ack one entry as `add`, given plain integers within their bounds: they are not checked again."""
         if ledger_id != self._recent_id and not self._recall(ledger_id):
-            return self.add(position) and part.add(position)
+            self._hold_none_yet(ledger_id)
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        if ledger_id != part._recent_id and not part._recall(ledger_id):
-            part._hold_none_yet(ledger_id, self._recent_fixed)
-        if not 0 < entry_id < ENTRY_ID_MAX or entry_id - 1 in bitmap or entry_id + 1 in bitmap:
-            self._add_recent(entry_id)
-            return part._add_recent(entry_id)
-        # An entry that is isolated in the whole set is isolated in the subset.
-        record_bytes = (
-            self._recent_fixed + VARINT_BYTES[(entry_id - 1).bit_length()] + VARINT_BYTES[entry_id.bit_length()]
-        )
-        bitmap.add(entry_id)
         self._entry_count += 1
-        self._range_count += 1
-        self._record_bytes += record_bytes
-        part._recent.add(entry_id)
-        part._entry_count += 1
-        part._range_count += 1
-        part._record_bytes += record_bytes
+        # Most acks out of order stand alone, and lie where the last one did.
+        if (
+            not (self._same_from <= entry_id < self._same_end or self._find_same(entry_id))
+            or entry_id - 1 in bitmap
+            or entry_id + 1 in bitmap
+        ):
+            self._add_beside(entry_id)
+        else:
+            self.range_count += 1
+            self.record_bytes += self._recent_fixed + self._same_bytes
+        bitmap.add(entry_id)
         return 1
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:
@@ -149,28 +327,6 @@ class DeletedRanges(RangeStore):
         """
         _check_entry(ledger_id, 0)
         return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
-
-    def add_entries_with(self, part: DeletedRanges, ledger_id: int, new: BitMap) -> None:
-        """Ack entries of one ledger, all new to this set, in this set and in a subset of it.
-
-        Args:
-            part: A subset of this set.
-            ledger_id: A valid ledger id; it is not checked again.
-            new: The entries; copied, not changed.
-
-        Complexity: as `add_entries`, with one accounting for both sets if no range is joined.
-        """
-        if not new:
-            return
-        held, right_of_new = self._recall(ledger_id), new.shift(1)
-        if right_of_new.isdisjoint(held) and new.shift(-1).isdisjoint(held):
-            new_firsts = new - right_of_new
-            counts = len(new), len(new_firsts), ranges_bytes(ledger_id, new, new_firsts)
-            self._put(ledger_id, new, counts)
-            part._put(ledger_id, new, counts)
-        else:
-            self._add_bitmap(ledger_id, new)
-            part._add_bitmap(ledger_id, new)
 
     def add_open_closed(self, lower: Position, upper: Position) -> int:
         """Ack ``(lower, upper]`` by Pulsar's rule and return the number of new entries.
@@ -247,21 +403,16 @@ class DeletedRanges(RangeStore):
         ledger_id, entry_id = check_position(position)
         held_before = self._entry_count
         if self._ledger_ids and self._ledger_ids[0] < ledger_id:
-            self._drop_below(ledger_id)
+            below = bisect_left(self._ledger_ids, ledger_id)
+            for forgotten in zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True):
+                self._drop(*forgotten)
+            self._forget_ledgers(below)
         if self._ledger_ids and self._ledger_ids[0] == ledger_id and entry_id >= 0:
             self._drop_up_to(entry_id)
         return held_before - self._entry_count
 
-    def remove_lowest_with(self, part: DeletedRanges, ledger_id: int, first: int) -> int:
-        """Remove the lowest run, here and in a subset of this set, if it starts at an entry; return its end.
-
-        Args:
-            part: A subset of this set.
-            ledger_id: The ledger of the entry.
-            first: The entry; no entry below it is acked.
-
-        Returns:
-            The end of the run (exclusive): `first` if the entry is not acked.
+    def remove_lowest(self, ledger_id: int, first: int) -> int:
+        """Remove the lowest run if it starts at an entry, below which none is acked; return its end, else `first`.
 
         Complexity: O(log run length) range queries.
         """
@@ -269,13 +420,10 @@ class DeletedRanges(RangeStore):
         if first > ENTRY_ID_MAX or first not in bitmap:
             return first
         end = run_end(bitmap, first)
-        record_bytes = self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)
-        self._remove_lowest(first, end, record_bytes)
-        if end - first > 1:
-            if part._ledger_ids:
-                part.remove_at_most(Position(ledger_id, end - 1))
-        elif first in part.entries(ledger_id):
-            part._remove_lowest(first, end, record_bytes)
+        bitmap.remove_range(first, end)
+        self._count(first - end, -1, -(self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)))
+        if not bitmap:
+            self._forget_ledgers(1)
         return end
 
     def take_at_most(self, position: Position) -> DeletedRanges:
@@ -289,7 +437,7 @@ class DeletedRanges(RangeStore):
         check_position(position)
         ledger_id, entry_id = position
         below = bisect_left(self._ledger_ids, ledger_id)
-        part = self.entries(ledger_id) & BitMap(range(entry_id + 1)) if entry_id >= 0 else NO_ENTRIES
+        part = self.entries(ledger_id) & BitMap(range(entry_id + 1)) if entry_id >= 0 else _NO_ENTRIES
         whole = zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True)
         taken = DeletedRanges.from_bitmaps([*whole, (ledger_id, part)])
         self.remove_at_most(position)
@@ -300,39 +448,48 @@ class DeletedRanges(RangeStore):
         twin = DeletedRanges()
         twin._ledger_ids = self._ledger_ids[:]
         twin._bitmaps = [bitmap.copy() for bitmap in self._bitmaps]
-        twin._count(self._entry_count, self._range_count, self._record_bytes)
+        twin._count(self._entry_count, self.range_count, self.record_bytes)
         return twin
 
-    def _add_recent(self, entry_id: int) -> int:
+    def _open_closed(self, position: Position) -> tuple[Position, Position]:
+        run = self.run_containing(position)
+        assert run is not None
+        return Position(run.ledger_id, run.first - 1), Position(run.ledger_id, run.end - 1)
+
+    def _recall(self, ledger_id: int) -> BitMap:
+        """Return a ledger's entries, and cache them unless they are empty."""
+        if ledger_id == self._recent_id:
+            return self._recent
+        bitmap = self.entries(ledger_id)
+        if bitmap:
+            self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
+        return bitmap
+
+    def _find_same(self, entry_id: int) -> bool:
+        """Return whether both ends of a range of one entry take the same, and note the entries for which they do."""
+        size = VARINT_BYTES[entry_id.bit_length()]
+        if not 0 < entry_id < ENTRY_ID_MAX or VARINT_BYTES[(entry_id - 1).bit_length()] != size:
+            return False
+        self._same_from, self._same_end = 2 ** (7 * (size - 1)) + 1, min(2 ** (7 * size), ENTRY_ID_MAX)
+        self._same_bytes = 2 * size
+        return True
+
+    def _add_beside(self, entry_id: int) -> None:
+        """Count an entry that is to be added to the recent ledger, whatever is beside it."""
         bitmap = self._recent
-        if entry_id in bitmap:
-            return 0
         # `low` is the size of a lower end here and of an upper end one entry below; `high` likewise above.
         low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
         high = VARINT_BYTES[entry_id.bit_length()]
         ends_before = entry_id > 0 and entry_id - 1 in bitmap
         begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
-        bitmap.add(entry_id)
-        self._entry_count += 1
         if ends_before is not begins_after:
-            self._record_bytes += high - low if ends_before else low - high
+            self.record_bytes += high - low if ends_before else low - high
         elif ends_before:
-            self._range_count -= 1
-            self._record_bytes -= self._recent_fixed + low + high
+            self.range_count -= 1
+            self.record_bytes -= self._recent_fixed + low + high
         else:
-            self._range_count += 1
-            self._record_bytes += self._recent_fixed + low + high
-        return 1
-
-    def _remove_lowest(self, first: int, end: int, record_bytes: int) -> None:
-        """Remove the lowest range, given its bounds and size."""
-        bitmap = self._bitmaps[0]
-        bitmap.remove_range(first, end)
-        self._entry_count -= end - first
-        self._range_count -= 1
-        self._record_bytes -= record_bytes
-        if not bitmap:
-            self._forget_ledgers(1)
+            self.range_count += 1
+            self.record_bytes += self._recent_fixed + low + high
 
     def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
         held = self.entries(ledger_id)
@@ -359,11 +516,20 @@ class DeletedRanges(RangeStore):
         self._count(len(new), gained, record_bytes)
         return len(new)
 
-    def _drop_below(self, ledger_id: int) -> None:
-        below = bisect_left(self._ledger_ids, ledger_id)
-        for forgotten in zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True):
-            self._drop(*forgotten)
-        self._forget_ledgers(below)
+    def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
+        """Add a new ledger."""
+        self._count(*_accounting(ledger_id, bitmap))
+        self._insert(ledger_id, bitmap)
+
+    def _insert(self, ledger_id: int, bitmap: BitMap) -> None:
+        at = bisect_left(self._ledger_ids, ledger_id)
+        self._ledger_ids.insert(at, ledger_id)
+        self._bitmaps.insert(at, bitmap)
+
+    def _hold_none_yet(self, ledger_id: int) -> None:
+        """Add a new ledger without entries; the caller adds an entry at once."""
+        self._recent_id, self._recent, self._recent_fixed = ledger_id, BitMap(), range_fixed_bytes(ledger_id)
+        self._insert(ledger_id, self._recent)
 
     def _drop_up_to(self, last: int) -> None:
         """Remove the entries of the first ledger up to one, inclusive."""
@@ -384,9 +550,187 @@ class DeletedRanges(RangeStore):
         if not bitmap:
             self._forget_ledgers(1)
 
+    def _forget_ledgers(self, count: int) -> None:
+        del self._ledger_ids[:count], self._bitmaps[:count]
+        self._recent_id = None
+
+    def _drop(self, ledger_id: int, forgotten: BitMap) -> int:
+        entries, ranges, record_bytes = _accounting(ledger_id, forgotten)
+        self._count(-entries, -ranges, -record_bytes)
+        return entries
+
+    def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
+        self._entry_count += entries
+        self.range_count += ranges
+        self.record_bytes += record_bytes
+
+    def _check(self) -> None:
+        """Assert that the counters equal a complete recount. Complexity: O(ranges)."""
+        assert list(self._ledger_ids) == sorted(set(self._ledger_ids))
+        assert len(self._ledger_ids) == len(self._bitmaps)
+        assert all(self._bitmaps)
+        assert self._recent_id is None or self.entries(self._recent_id) is self._recent
+        runs = list(self.runs())
+        assert self._entry_count == sum(end - first for _, first, end in runs)
+        assert self.range_count == len(runs)
+        assert self.record_bytes == sum(range_bytes(ledger, first, end - 1) for ledger, first, end in runs)
+
 
 def _check_entry(ledger_id: int, entry_id: int) -> None:
     if not 0 <= index(ledger_id) <= LEDGER_ID_MAX:
         raise ValueError(f"ledger id must be in 0..{LEDGER_ID_MAX}, got {ledger_id}")
     if not 0 <= index(entry_id) <= ENTRY_ID_MAX:
         raise ValueError(f"entry id of ledger {ledger_id} must be in 0..{ENTRY_ID_MAX}, got {entry_id}")
+
+
+def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
+    """Count the entries, the ranges and the record bytes of one ledger from scratch."""
+    range_firsts = firsts(bitmap)
+    return len(bitmap), len(range_firsts), ranges_bytes(ledger_id, bitmap, range_firsts)
+
+
+def _corrupt(offset: int, expected: object, found: object, what: str) -> NoReturn:
+    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
+
+
+def encode_block(ledger_id: int, bitmap: BitMap) -> bytes:
+    """Encode the ledger block of a bitmap, which is not changed."""
+    compact = bitmap.copy()
+    compact.run_optimize()
+    portable = compact.serialize()
+    return LEDGER_BLOCK.pack(ledger_id, len(portable)) + portable
+
+
+def decode_blocks(
+    data: bytes, offset: int, end: int, count: int, *, what: str = "native record"
+) -> tuple[list[tuple[int, BitMap]], int]:
+    """Decode ledger blocks and return them with the offset after the last one.
+
+    Raises:
+        CorruptStateError: They do not lie before `end`, their ledgers do not rise, or a bitmap is none or empty.
+    """
+    bitmaps = []
+    previous = -1
+    for _ in range(count):
+        if (left := end - offset) < LEDGER_BLOCK.size:
+            _corrupt(offset, f"{LEDGER_BLOCK.size} bytes of ledger header", f"{left} bytes", what)
+        ledger_id, size = LEDGER_BLOCK.unpack_from(data, offset)
+        if not previous < ledger_id <= LEDGER_ID_MAX:
+            _corrupt(offset, f"a ledger id above {previous}", ledger_id, what)
+        previous = ledger_id
+        offset += LEDGER_BLOCK.size
+        if (left := end - offset) < size:
+            _corrupt(offset, f"{size} bytes of bitmap", f"{left} bytes", what)
+        bitmaps.append((ledger_id, decode_bitmap(data[offset : offset + size], offset, what=what)))
+        offset += size
+    return bitmaps, offset
+
+
+def decode_bitmap(portable: bytes, offset: int, *, what: str = "native record") -> BitMap:
+    """Decode the bitmap of a ledger block, which starts at an offset in its record.
+
+    Raises:
+        CorruptStateError: It is not a bitmap, or is empty, or bytes follow it.
+    """
+    try:
+        bitmap = BitMap.deserialize(portable)
+    except (ValueError, IndexError) as error:
+        _corrupt(offset, "a roaring bitmap", str(error), what)
+    # The bitmap library silently ignores bytes after the bitmap.
+    if not bitmap or len(bitmap.serialize()) != len(portable):
+        _corrupt(offset, "a non-empty roaring bitmap and nothing after it", f"{len(portable)} bytes", what)
+    return bitmap
+
+
+def varint_bytes(number: int) -> int:
+    """Return the length of a non-negative number as a protobuf varint, in bytes."""
+    return VARINT_BYTES[number.bit_length()]
+
+
+def range_fixed_bytes(ledger_id: int) -> int:
+    """Return the size of any range of this ledger, without its two entry ids."""
+    return 10 + 2 * varint_bytes(ledger_id)
+
+
+def range_first_bytes(first: int) -> int:
+    """Return the size of a range's lower end, given its first acked entry."""
+    return VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
+
+
+def range_last_bytes(last: int) -> int:
+    """Return the size of a range's upper end, given its last acked entry."""
+    return VARINT_BYTES[last.bit_length()]
+
+
+def range_bytes(ledger_id: int, first: int, last: int) -> int:
+    """Return the size of one range, from its first to its last acked entry, both inclusive."""
+    return range_fixed_bytes(ledger_id) + range_first_bytes(first) + range_last_bytes(last)
+
+
+def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
+    """Return the most that acking one entry can add to the ranges' size: a separate range.
+
+    Joining an existing range costs less: it changes one end of it, by at most nine bytes.
+    """
+    return range_bytes(ledger_id, entry_id, entry_id)
+
+
+def isolated_ranges_bytes(positions: Sequence[tuple[int, int]]) -> list[int]:
+    """Return `isolated_range_bytes` of each of some valid positions, at least one, in rising order.
+
+    Complexity: O(1) calls if the first and the last are of one ledger and take the same, as all between them do then.
+    """
+    first, last = positions[0], positions[-1]
+    lowest = isolated_range_bytes(*first)
+    if first is last or (first[0] == last[0] and lowest == isolated_range_bytes(*last)):
+        return [lowest] * len(positions)
+    sizes: list[int] = []
+    recent_id, fixed = -1, 0
+    for ledger_id, entry_id in positions:
+        if ledger_id != recent_id:
+            recent_id, fixed = ledger_id, range_fixed_bytes(ledger_id)
+        lower = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
+        sizes.append(fixed + lower + VARINT_BYTES[entry_id.bit_length()])
+    return sizes
+
+
+def firsts_bytes(firsts: BitMap) -> int:
+    """Sum `range_first_bytes` over a bitmap of first entries.
+
+    Complexity: one rank query for each change of a varint's length between the lowest and the highest.
+    """
+    return _varints_bytes(firsts, 1) + (MINUS_ONE_BYTES - 1) * (0 in firsts)
+
+
+def lasts_bytes(lasts: BitMap) -> int:
+    """Sum `range_last_bytes` over a bitmap of last entries. Complexity: as `firsts_bytes`."""
+    return _varints_bytes(lasts, 0)
+
+
+def _varints_bytes(entry_ids: BitMap, less: int) -> int:
+    """Return the size of the varints of all entry ids minus a number; -1 counts as one byte."""
+    total = count = len(entry_ids)
+    if not count:
+        return 0
+    lowest, highest = entry_ids.min(), entry_ids.max()
+    for longer in _LONGER_FROM:
+        begin = longer + less
+        if begin > highest:
+            break
+        total += count if begin <= lowest else entry_ids.range_cardinality(begin, ENTRY_ID_MAX + 1)
+    return total
+
+
+def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:
+    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run.
+
+    Complexity: O(1) queries if all entries have varints of one length, else as `firsts_bytes`.
+    """
+    if not firsts:
+        return 0
+    lowest, entry_bytes = bitmap.min(), VARINT_BYTES[bitmap.max().bit_length()]
+    if lowest and VARINT_BYTES[(lowest - 1).bit_length()] == entry_bytes:
+        return len(firsts) * (range_fixed_bytes(ledger_id) + 2 * entry_bytes)
+    # At or above any entry, the runs that end are as many as those that begin, plus one if a run spans it.
+    passing = sum(longer - 1 in bitmap and longer in bitmap for longer in _LONGER_FROM)
+    return len(firsts) * range_fixed_bytes(ledger_id) + firsts_bytes(firsts) + lasts_bytes(firsts) + passing

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
-from ackstate.integers import check_count, integer
+from ackstate.checks import check_count, integer
 from ackstate.position import Position, check_position
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ class LedgerMap:
 
     def __init__(self, first_ledger_id: int) -> None:
         check_position(Position(first_ledger_id, -1))
-        self._ledgers = _Ledgers([first_ledger_id], [0])
+        self.current = _Ledgers([first_ledger_id], [0])
+        """The ledgers from one roll or trim to the next, for a caller that cannot afford a call; to be read only."""
         self._last_confirmed = Position(first_ledger_id, -1)
 
     @classmethod
@@ -56,18 +57,18 @@ class LedgerMap:
             end += count
             if count or log._last_confirmed.entry_id < 0:
                 log._last_confirmed = Position(ledger_id, count - 1)
-        log._ledgers = _Ledgers([*counts], starts, end - starts[-1])
+        log.current = _Ledgers([*counts], starts, end - starts[-1])
         return log
 
     @property
     def first_ledger_id(self) -> int:
         """The oldest ledger that was not trimmed."""
-        return self._ledgers.ids[0]
+        return self.current.ids[0]
 
     @property
     def current_ledger_id(self) -> int:
         """The open ledger."""
-        return self._ledgers.ids[-1]
+        return self.current.ids[-1]
 
     @property
     def last_confirmed(self) -> Position:
@@ -81,7 +82,7 @@ class LedgerMap:
 
     def counts(self) -> dict[int, int]:
         """Return ledger id -> entry count, in order, as `from_counts` accepts it."""
-        ledgers = self._ledgers
+        ledgers = self.current
         ends = [*ledgers.starts[1:], ledgers.end]
         return {ledger_id: end - start for ledger_id, start, end in zip(ledgers.ids, ledgers.starts, ends, strict=True)}
 
@@ -92,7 +93,7 @@ class LedgerMap:
             ValueError: The count is negative, or the ledger would exceed entry id 2**32 - 1.
             TypeError: The count is not an integer.
         """
-        ledgers = self._ledgers
+        ledgers = self.current
         count = _check_room(ledgers.ids[-1], ledgers.open_count, count)
         ledgers.open_count += count
         if count:
@@ -110,31 +111,31 @@ class LedgerMap:
             raise ValueError(
                 f"ledger id must be above that of the open ledger, {self.current_ledger_id}, got {ledger_id}"
             )
-        ledgers = self._ledgers
-        self._ledgers = _Ledgers([*ledgers.ids, ledger_id], [*ledgers.starts, ledgers.end])
+        ledgers = self.current
+        self.current = _Ledgers([*ledgers.ids, ledger_id], [*ledgers.starts, ledgers.end])
         if self._last_confirmed.entry_id < 0:
             self._last_confirmed = Position(ledger_id, -1)
 
     def trim(self, before_ledger_id: int) -> None:
         """Remove every ledger below `before_ledger_id`, but never the open ledger."""
-        ledgers = self._ledgers
+        ledgers = self.current
         kept_from = min(bisect_left(ledgers.ids, before_ledger_id), len(ledgers.ids) - 1)
-        self._ledgers = _Ledgers(ledgers.ids[kept_from:], ledgers.starts[kept_from:], ledgers.open_count)
+        self.current = _Ledgers(ledgers.ids[kept_from:], ledgers.starts[kept_from:], ledgers.open_count)
 
     def has_ledger(self, ledger_id: int) -> bool:
         """Return whether the log has the ledger, empty or not; False for a trimmed one."""
-        return self._ledgers.index(ledger_id) is not None
+        return self.current.index(ledger_id) is not None
 
     def find_next_ledger(self, ledger_id: int) -> int | None:
         """Return the first ledger above an id, empty or not, or None."""
-        ids = self._ledgers.ids
+        ids = self.current.ids
         at = bisect_right(ids, ledger_id)
         return ids[at] if at < len(ids) else None
 
     def entry_count(self, ledger_id: int) -> int:
         """Return the entry count of a ledger; 0 if it is unknown or trimmed."""
-        ledgers = self._ledgers
-        if ledger_id == ledgers.ids[-1]:
+        ledgers = self.current
+        if ledger_id == ledgers.open_id:
             return ledgers.open_count
         index = ledgers.index(ledger_id)
         return 0 if index is None else ledgers.count_at(index)
@@ -146,14 +147,14 @@ class LedgerMap:
         return bool(0 <= entry_id < self.entry_count(ledger_id))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ledgers.ids)
+        return iter(self.current.ids)
 
     def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
         """Return the ledgers above the lower id and below the upper one, in order; both may be unknown.
 
         Complexity: O(log ledgers + returned ledgers).
         """
-        ids = self._ledgers.ids
+        ids = self.current.ids
         return ids[bisect_right(ids, lower_ledger_id) : bisect_left(ids, upper_ledger_id)]
 
     def previous(self, position: Position) -> Position:
@@ -164,7 +165,7 @@ class LedgerMap:
         ledger_id, entry_id = position
         if entry_id > 0:
             return Position(ledger_id, entry_id - 1)
-        ledgers = self._ledgers
+        ledgers = self.current
         ids, starts = ledgers.ids, ledgers.starts
         earlier = bisect_left(ids, ledger_id)
         if earlier == 0:
@@ -181,7 +182,7 @@ class LedgerMap:
 
         At the end of the log it is the first entry of the open ledger if it is empty, else its next entry.
         """
-        (ledger_id, entry_id), ledgers = position, self._ledgers
+        (ledger_id, entry_id), ledgers = position, self.current
         ids, starts, open_count = ledgers.ids, ledgers.starts, ledgers.open_count
         if ledger_id == ids[-1] and -1 <= entry_id < open_count:
             return Position(ledger_id, entry_id + 1)
@@ -206,7 +207,7 @@ class LedgerMap:
 
     def is_valid(self, position: Position) -> bool:
         """Return whether a position can be read next: its entry exists, or is the next one to be written."""
-        ledgers = self._ledgers
+        ledgers = self.current
         return position in self or position == (ledgers.ids[-1], ledgers.open_count)
 
     def position_after(self, position: Position, count: int) -> Position:
@@ -223,7 +224,7 @@ class LedgerMap:
             raise ValueError(f"the number of entries after {Position(*position)} must be at least 0, got {count}")
         if count == 0:
             return min(self.previous(self.next_valid(position)), self._last_confirmed)
-        ledgers = self._ledgers
+        ledgers = self.current
         wanted = ledgers.entries_up_to(position) + count
         if wanted >= ledgers.end:
             return self._last_confirmed
@@ -235,7 +236,7 @@ class LedgerMap:
 
         Unknown or trimmed ledgers count 0, and an end beyond a ledger's last entry counts up to it.
         """
-        ledgers = self._ledgers
+        ledgers = self.current
         return max(0, ledgers.entries_up_to(upper) - ledgers.entries_up_to(lower))
 
     def check_written(self, position: Position) -> Position:
@@ -246,12 +247,9 @@ class LedgerMap:
             TypeError: An id is not an integer.
         """
         ledger_id, entry_id = position
-        # Each ack calls this, so a position in the log is not compared with the bounds of ids, nor looked up if it is
-        # in the open ledger.
         if type(position) is not Position or type(ledger_id) is not int or type(entry_id) is not int:
             ledger_id, entry_id = position = check_position(position)
-        ledgers = self._ledgers
-        entry_count = ledgers.open_count if ledger_id == ledgers.ids[-1] else self.entry_count(ledger_id)
+        entry_count = self.entry_count(ledger_id)
         if not 0 <= entry_id < entry_count:
             raise InvalidPositionError(
                 f"position {Position(*position)} is not in the message log: "
@@ -262,11 +260,11 @@ class LedgerMap:
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""
-        ids, starts = self._ledgers.ids, self._ledgers.starts
+        ids, starts = self.current.ids, self.current.starts
         assert len(ids) == len(starts) > 0
         assert all(before < after for before, after in pairwise(ids))
         assert all(before <= after for before, after in pairwise(starts))
-        assert list(accumulate(self.counts().values(), initial=starts[0]))[-1] == self._ledgers.end
+        assert list(accumulate(self.counts().values(), initial=starts[0]))[-1] == self.current.end
 
 
 @final
@@ -279,13 +277,15 @@ class _Ledgers:
         ids: They rise strictly.
         starts: For each, the number of entries in all ledgers before it, counted from the first ledger of all time, so
             that a trim need not change it.
-        open_count: The entries of the last one.
+        open_id: The last one.
+        open_count: Its entries.
     """
 
-    __slots__ = ("ids", "open_count", "starts")
+    __slots__ = ("ids", "open_count", "open_id", "starts")
 
     def __init__(self, ids: list[int], starts: list[int], open_count: int = 0) -> None:
         self.ids, self.starts, self.open_count = ids, starts, open_count
+        self.open_id = ids[-1]
 
     @property
     def end(self) -> int:

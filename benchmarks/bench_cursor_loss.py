@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ackstate import CursorConfig, Format, Keep, LedgerMap, ManagedCursor, MemoryStore
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore
+from ackstate.selection import Keep
 from benchmarks.acked_entries import alternating, clustered, ninety_nine_percent, random_half
 from benchmarks.measurement import Against, BenchmarkReport
 

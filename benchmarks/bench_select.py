@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ackstate import DeletedRanges, Keep, Run, Selection, select
+from ackstate import DeletedRanges, Run
+from ackstate.selection import Keep, Selection, select
 from benchmarks.acked_entries import heavy_tailed_widths, random_widths
 from benchmarks.measurement import Against, BenchmarkReport, timed
 

@@ -13,7 +13,7 @@ from intervaltree import Interval, IntervalTree
 from sortedcontainers import SortedDict
 
 from ackstate import Run
-from ackstate.record_size import range_bytes
+from ackstate.deleted_ranges import range_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

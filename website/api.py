@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from website.markdown import table
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,7 +37,11 @@ PAGES = (
         "Pure values and sets. No function here reads a clock, a file or a lock.",
         {
             "Positions": _of("ackstate", "Position LedgerMap"),
-            "Acked entries": _of("ackstate", "DeletedRanges Run BatchIndexes select Selection Keep DeliveryRuler"),
+            "Acked entries": _of("ackstate", "DeletedRanges Run BatchIndexes"),
+            "Choosing and timing": [
+                *_of("ackstate.selection", "select Selection Keep"),
+                *_of("ackstate.delivery_ruler", "DeliveryRuler"),
+            ],
             "Errors": _of(
                 "ackstate",
                 "AckStateError CorruptStateError UnsupportedVersionError InvalidPositionError CursorClosedError "
@@ -166,14 +172,48 @@ PAGES = (
 )
 
 
+PUBLIC = {
+    "ackstate": (
+        "AckRefusedError AckStateError AsyncTopics BacklogQuotaExceededError BatchIndexes BookKeeperStore BrokerLimit "
+        "ConsumerBusyError ConsumerClosedError CorruptStateError CursorClosedError CursorConfig CursorFencedError "
+        "DeadLetterPolicy DeletedRanges Delivery DispatchGate Format GateLimits InvalidPositionError LedgerFencedError "
+        "LedgerMap LedgerNotFoundError LogFencedError ManagedCursor MemoryStore Message NO_DELAY PayloadTooLargeError "
+        "Position Receipt Repair Run SqliteStore Start StartTime StoreError StoreFullError StoreLockedError "
+        "Subscription SubscriptionType SubscriptionTypeError Topic TopicClosedError TopicSettings Topics "
+        "UnreadableCursorError UnsupportedVersionError VersionMismatchError"
+    ),
+    "ackstate.aio": "AsyncSubscription AsyncTopic",
+    "ackstate.cursor": "CursorListener open_cursors persist_all",
+    "ackstate.delay": "BucketedDelayIndex DelayConfig InMemoryDelayTracker TopicDelayIndex TrackerKind",
+    "ackstate.dispatch": "SubscriptionOptions",
+    "ackstate.limits": "AckLimiter DelayedDeliveryPolicies PolicyStore Rule",
+    "ackstate.stores": "LedgerStore MetadataStore Store",
+    "ackstate.testing": "check_store",
+    "ackstate.topic": "MessageLog Retention",
+}
+"""The public names by package. The other pages have the values that these give and take, too."""
+_NAMES_PAGE = "reference/api/names.md"
+
+
+def _names_page() -> str:
+    """Return the page with one table of all public names, with a link to the page that documents each."""
+    pages_of = {full.rpartition(".")[2]: page.file for page in PAGES for names in page.names.values() for full in names}
+    rows = [
+        (f"[`{name}`]({pages_of[name]}.md)", f"`{module}`")
+        for module, names in PUBLIC.items()
+        for name in names.split()
+    ]
+    return "# Public names\n\nEvery name that a program imports.\n\n" + table(("name", "package"), rows)
+
+
 def navigation() -> list[Mapping[str, str]]:
     """Return the entries of the navigation: title -> page."""
-    return [{each.title: f"reference/api/{each.file}.md"} for each in PAGES]
+    return [{"Public names": _NAMES_PAGE}, *({each.title: f"reference/api/{each.file}.md"} for each in PAGES)]
 
 
 def pages() -> dict[str, str]:
     """Return the pages in Markdown: path in the site -> text."""
-    return {f"reference/api/{each.file}.md": _text(each) for each in PAGES}
+    return {_NAMES_PAGE: _names_page(), **{f"reference/api/{each.file}.md": _text(each) for each in PAGES}}
 
 
 def _text(page: ApiPage) -> str:

@@ -1,6 +1,6 @@
 """The page with all settings, next to Pulsar's keys and defaults.
 
-Which setting a key changes is found by reading a `broker.conf` with only that key.
+Which setting a key changes is in the table of `ackstate.pulsar_conf`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,16 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
-from functools import cache
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ackstate import CursorConfig, DeadLetterPolicy, TopicSettings
 from ackstate.delay import DelayConfig
 from ackstate.dispatch import SubscriptionOptions
-from ackstate.limits import BrokerDelayedDelivery, BrokerLimit, DelayedDeliveryPolicies, GateLimits
+from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
+from ackstate.pulsar_conf import SETTINGS
 from ackstate.topic import Retention
 from website.markdown import table
-from website.pulsar_keys import KEYS, PulsarKey
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _INTRODUCTION = """# Settings
 
@@ -45,33 +41,6 @@ class SettingRow(NamedTuple):
     description: str
 
 
-class _Readable(NamedTuple):
-    """A class with settings that a `broker.conf` may name, and the values that it reads from one."""
-
-    kind: type
-    values: Callable[[Mapping[str, str]], Mapping[str, object]]
-
-
-def _fields_read(kind: Any) -> _Readable:
-    def values(conf: Mapping[str, str]) -> Mapping[str, object]:
-        read = kind.from_pulsar_conf(conf)
-        return {each.name: getattr(read, each.name) for each in fields(read)}
-
-    return _Readable(kind, values)
-
-
-def _broker_limit(conf: Mapping[str, str]) -> Mapping[str, object]:
-    limit = BrokerLimit.from_pulsar_conf(conf)
-    return {"max_unacked_messages": limit.max_unacked_messages, "blocked_share": limit.blocked_share}
-
-
-READABLE = (
-    _fields_read(CursorConfig),
-    _fields_read(GateLimits),
-    _Readable(BrokerLimit, _broker_limit),
-    _fields_read(DelayConfig),
-    _fields_read(BrokerDelayedDelivery),
-)
 CLASSES = (
     TopicSettings,
     CursorConfig,
@@ -86,25 +55,9 @@ CLASSES = (
 """Classes whose fields are settings, in the order of the page."""
 
 
-def settings_changed_by(key: PulsarKey) -> list[tuple[type, str]]:
-    """Return the settings that a `broker.conf` with only this key, and the keys that it needs, changes."""
-    without, given = dict(key.needs), {**key.needs, key.name: key.other_value}
-    return [
-        (each.kind, name)
-        for each in READABLE
-        for name, value in each.values(given).items()
-        if value != each.values(without)[name]
-    ]
-
-
-@cache
-def keys_by_setting() -> Mapping[tuple[type, str], tuple[str, ...]]:
-    """Return the keys that change each setting: class and name -> keys, in the order of `KEYS`."""
-    found: dict[tuple[type, str], tuple[str, ...]] = {}
-    for key in KEYS:
-        for setting in settings_changed_by(key):
-            found[setting] = (*found.get(setting, ()), key.name)
-    return found
+def keys_of_setting(kind: type, name: str) -> tuple[str, ...]:
+    """Return the keys that set a field of a class, in the order of the table."""
+    return tuple(each.key for each in SETTINGS if (each.kind, each.field) == (kind.__name__, name))
 
 
 def settings(kind: type) -> list[SettingRow]:
@@ -112,9 +65,7 @@ def settings(kind: type) -> list[SettingRow]:
     assert is_dataclass(kind)
     described = descriptions(kind)
     return [
-        SettingRow(
-            each.name, _default(each), keys_by_setting().get((kind, each.name), ()), described.get(each.name, "")
-        )
+        SettingRow(each.name, _default(each), keys_of_setting(kind, each.name), described.get(each.name, ""))
         for each in fields(kind)
     ]
 
@@ -154,13 +105,13 @@ def _section(kind: type) -> str:
 
 
 def _key_table() -> str:
-    rows = [(f"`{key.name}`", key.default, key.default_5 or key.default, _affected(key), key.remark) for key in KEYS]
+    rows = [(f"`{each.key}`", each.default, each.default_5 or each.default, _affected(each.key), each.remark)
+            for each in SETTINGS if each.default]  # fmt: skip
     return table(("key", "Pulsar 4.2", "Pulsar 5.0", "setting", "remark"), rows)
 
 
-def _affected(key: PulsarKey) -> str:
-    changed = [f"`{kind.__name__}.{name}`" for kind, name in settings_changed_by(key)]
-    return ", ".join(changed) or "none"
+def _affected(key: str) -> str:
+    return ", ".join(f"`{each.kind}.{each.field}`" for each in SETTINGS if each.key == key and each.field) or "none"
 
 
 def _default(each: Field[Any]) -> str:

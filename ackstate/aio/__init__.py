@@ -6,6 +6,6 @@ the other, as the threading rules demand (docs/embedding.md).
 
 from ackstate.aio.subscription import AsyncSubscription
 from ackstate.aio.topic import AsyncTopic
-from ackstate.aio.topics import AsyncTopics
+from ackstate.aio.topics import AsyncTopics as AsyncTopics
 
-__all__ = ["AsyncSubscription", "AsyncTopic", "AsyncTopics"]
+__all__ = ["AsyncSubscription", "AsyncTopic"]

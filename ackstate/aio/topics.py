@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Self, final
 
 from ackstate.aio.topic import AsyncTopic
 from ackstate.aio.workers import Workers, finished
+from ackstate.checks import check_count
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError, TopicClosedError
-from ackstate.integers import check_count
 from ackstate.topic.topics import Topics
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, final
 from uuid import uuid4
 
+from ackstate.checks import did_you_mean
 from ackstate.errors import AckStateError
-from ackstate.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

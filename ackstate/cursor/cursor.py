@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
+from pyroaring import BitMap
+
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.checks import check_count
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Repair, reopened
-from ackstate.cursor.intake import ACCEPTED, AckIntake, few_of, named
 from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
-from ackstate.cursor.listener import Change, Listeners
+from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
 from ackstate.cursor.persist import Persister, execute, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
-from ackstate.cursor.results import Receipt
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.reader import EntryReader
-from ackstate.cursor.view import CursorView
+from ackstate.cursor.results import Receipt, ReceiptStatus
+from ackstate.cursor.state import CursorAckState
+from ackstate.cursor.view import CursorView, EntryReader
 from ackstate.deleted_ranges import DeletedRanges
+from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
 from ackstate.errors import CursorClosedError
-from ackstate.integers import check_count
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position, check_position
+from ackstate.position import Position, check_position, positions_of
 from ackstate.stores.base import call_each
-from ackstate.wire.native import check_cursor_properties
+from ackstate.wire.native import check_cursor_properties, check_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +39,13 @@ if TYPE_CHECKING:
     from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
     from ackstate.errors import AckStateError
     from ackstate.stores.base import Store
+
+_ACCEPTED = ReceiptStatus.ACCEPTED  # cached: the lookup of an enum's member is slow
+_NO_ENTRIES: Mapping[int, BitMap] = MappingProxyType({})  # of a receipt that need not list them
+_new_receipt = partial(tuple.__new__, Receipt)
+# Bitmap operations take as long as this many single acks.
+_FEW_MAX = 16
+_INTEGERS = {int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,7 @@ class ManagedCursor:
         lock: Guards the state: hold it to decide on several of the cursor's numbers. No storage works under it.
         recovery_report: How the cursor came by its state when it was opened.
         reader: The read position, and the unacked entries from there on.
-        intake: Accepts acks of several ledgers at once; holds the young age.
+        young_age: Records deliveries, to separate young acks from old ones: a replay feeds many at once.
         view: Answers everything else about the cursor, and changes nothing.
         attached: The cursor properties, of the application and of the broker.
         opened_ms: When it was opened.
@@ -153,12 +163,14 @@ class ManagedCursor:
         self.ledgers = ledgers
         self.opened_ms = now_ms
         self.lock = threading.RLock()
+        self._acquire, self._release = self.lock.acquire, self.lock.release
         self._state = CursorAckState(ledgers)
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
-        self.intake = AckIntake(self._persister, counts_batches=config.batch_index_acks)
-        self._opened, self._names_entries = self.intake.opened, self.intake.names_entries
-        self._young_age = self.intake.young_age
+        self.young_age = self._persister.young_age
+        self._opened = object()  # identifies this opening of the cursor in its receipts
+        self._names_entries = self._persister.planner.may_hold_back  # whether a receipt must list its entries
+        self._counts_batches = config.batch_index_acks
         check_open = self._persister.check_open
         self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
         self.reader = EntryReader(self._state, lock=self.lock, check_open=check_open)
@@ -274,36 +286,58 @@ class ManagedCursor:
     def ack(self, position: Position, *, now_ms: int) -> Receipt:
         """Ack one entry."""
         # An ack takes so little that `with`, one extra call and the constructor of a named tuple would show in it.
-        self.lock.acquire()
+        state = self._state
+        self._acquire()
         try:
             if self._persister.closed:
                 self.check_open()
-            newly_acked = self._state.ack(position)
-            number = self._state.accepted_number
-            if newly_acked and self._listeners.of_changes:
+            newly_acked = state.ack(position)
+            if self._listeners.of_changes and newly_acked:
                 ledger_id, entry_id = position
                 self._listeners.changed(Change.ACKED, ((ledger_id, entry_id, entry_id),), now_ms=now_ms)
+            entries = _named(position) if self._names_entries else _NO_ENTRIES
+            return _new_receipt((state.accepted_number, newly_acked, self._opened, entries, _ACCEPTED, None))
         finally:
-            self.lock.release()
-        entries = named(position) if self._names_entries else {}
-        return tuple.__new__(Receipt, (number, newly_acked, self._opened, entries, ACCEPTED, None))
+            self._release()
 
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
 
         An array of integers of shape (entries, 2), with the ledger id and the entry id of each, is faster than a list.
         """
-        return self.intake.ack_many(positions, now_ms=now_ms)
+        return self.ack_bitmaps(checked_bitmaps_of(positions), now_ms=now_ms)
 
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack many entries of one ledger: all of them or, if one is refused, none.
 
         Complexity: bitmap operations over the entries; up to 16 one by one.
         """
-        few = few_of(entry_ids)
+        few = _few_of(entry_ids)
         if few is not None and len(few) == 1:
             return self.ack(tuple.__new__(Position, (ledger_id, few[0])), now_ms=now_ms)
-        return self.intake.ack_entries(ledger_id, few or entry_ids, now_ms=now_ms)
+        is_plain = not (self._names_entries or self._listeners.of_changes)
+        if few and is_plain and type(ledger_id) is int and {*map(type, few)} == _INTEGERS:
+            with self.lock:
+                state = self._state
+                if not self._persister.closed and 0 <= min(few) <= max(few) < self.ledgers.entry_count(ledger_id):
+                    newly_acked = sum(map(state.ack, positions_of(ledger_id, few)))
+                    receipt = (state.accepted_number, newly_acked, self._opened, _NO_ENTRIES, _ACCEPTED, None)
+                    return _new_receipt(receipt)
+        ledger_id, _ = check_position(Position(ledger_id, 0))
+        return self.ack_bitmaps({ledger_id: bitmap_of(few or entry_ids)}, now_ms=now_ms)
+
+    def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
+        """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.
+
+        Complexity: bitmap operations over the entries; no loop.
+        """
+        with self.lock:
+            self.check_open()
+            new, newly_acked = self._state.ack_bitmaps(entries)
+            if self._listeners.of_changes:
+                runs = [run for item in new.items() for run in bitmap_runs(*item)]
+                self._listeners.changed(Change.ACKED, runs, now_ms=now_ms)
+            return self._receipt(newly_acked, entries=entries)
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack messages of an entry that is a batch of them; the last one acks the entry.
@@ -316,7 +350,19 @@ class ManagedCursor:
         Raises:
             ValueError, TypeError: A word does not fit signed 64 bits, or is not an integer.
         """
-        return self.intake.ack_batch(position, unacked_words, now_ms=now_ms)
+        position = check_position(position, entry_id_min=0)
+        words = list(unacked_words)
+        if not self._counts_batches and any(words):
+            return self.ack_bitmaps({}, now_ms=now_ms)
+        with self.lock:
+            self.check_open()
+            newly_acked, _ = self._state.ack_batch(position, words)
+            if newly_acked:
+                self._listeners.changed(Change.ACKED, ((*position, position.entry_id),), now_ms=now_ms)
+            # Only entries are held back, never partly acked batches.
+            if position in self._state.batch:
+                return self._receipt(newly_acked, batch=position)
+            return self._receipt(newly_acked, entries=_named(position))
 
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.
@@ -328,7 +374,17 @@ class ManagedCursor:
 
         Source: ``ManagedCursorImpl.skipNonRecoverableEntries`` of Apache Pulsar.
         """
-        return self.intake.mark_lost(first, last, now_ms=now_ms)
+        check_position(first)
+        check_position(last)
+        if last < first:
+            raise ValueError(f"lost entries {Position(*first)} to {Position(*last)} end before they begin")
+        ledgers, lost = self.ledgers, {}
+        for ledger_id in ledgers.ledgers_between(first[0] - 1, last[0] + 1):
+            begin = max(first[1], 0) if ledger_id == first[0] else 0
+            end = ledgers.entry_count(ledger_id)
+            end = min(last[1] + 1, end) if ledger_id == last[0] else end
+            lost[ledger_id] = bitmap_of(range(begin, end))
+        return self.ack_bitmaps(lost, now_ms=now_ms)
 
     def mark_delete(
         self,
@@ -352,7 +408,23 @@ class ManagedCursor:
             InvalidPositionError: The position is below the mark-delete position.
             ValueError, TypeError: No record can hold the properties or the words.
         """
-        return self.intake.mark_delete(position, properties=properties, unacked_words=unacked_words, now_ms=now_ms)
+        words = list(unacked_words)
+        position = check_position(position, entry_id_min=0 if any(words) else -1)
+        if properties is not None:
+            check_properties(properties)
+        with self.lock:
+            self.check_open()
+            state, before, is_partly_acked = self._state, self._state.mark_delete, False
+            if any(words):
+                newly_acked, is_partly_acked = state.ack_up_to_batch(position, words, counts=self._counts_batches)
+            else:
+                newly_acked = state.ack_up_to(position)
+            if properties is not None:
+                state.set_properties(properties)
+            if newly_acked and self._listeners.of_changes:
+                runs = covered_runs(state.ledgers, before, state.mark_delete)
+                self._listeners.changed(Change.MARK_DELETED, runs, now_ms=now_ms)
+            return self._receipt(newly_acked, batch=position if is_partly_acked else None)
 
     def skip(
         self, count: int, *, now_ms: int, counts_acked: bool = False, properties: Mapping[str, int] | None = None
@@ -395,7 +467,7 @@ class ManagedCursor:
         """
         check_position(position)
         with self.lock:
-            self._young_age.delivered(position, now_ms=now_ms)
+            self.young_age.delivered(position, now_ms=now_ms)
             self._listeners.delivered(consumer, positions, now_ms=now_ms)
 
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
@@ -495,11 +567,40 @@ class ManagedCursor:
         """Raise `CursorClosedError` if the cursor is closed."""
         self._persister.check_open()
 
+    def _receipt(
+        self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None, batch: Position | None = None
+    ) -> Receipt:
+        """Return a receipt; that of an ack that changed nothing is as durable as everything before it."""
+        named_entries = entries if entries is not None and self._names_entries else _NO_ENTRIES
+        return Receipt(self._state.accepted_number, newly_acked, self._opened, named_entries, batch=batch)
+
+    def __repr__(self) -> str:
+        return f"<ManagedCursor {self._persister.journal.path} at {self._state.mark_delete}, {self.deleted!r}>"
+
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(state)."""
         with self.lock:
             self._state._check()
             assert self.read_position > self._state.mark_delete
+
+
+def _few_of(entry_ids: Iterable[int]) -> list[int] | None:
+    """Return entry ids, valid or not, as a list; None if they are more than are acked one by one, or of no length."""
+    try:
+        if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
+            return None
+    except TypeError:
+        return None
+    if type(entry_ids) is list:
+        return entry_ids
+    return entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
+
+
+def _named(position: Position) -> Mapping[int, BitMap]:
+    """Return one entry as receipts have them, ledger id -> bitmap."""
+    entries = BitMap()
+    entries.add(position[1])  # in half the time that it takes to build it from a list
+    return {position[0]: entries}
 
 
 def open_cursors(

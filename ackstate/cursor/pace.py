@@ -5,14 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, final
 
-from ackstate.cursor.state.unpersisted_acks import EVERYTHING
+from ackstate.checks import integer
+from ackstate.cursor.state import EVERYTHING
 from ackstate.delivery_ruler import DeliveryRuler
-from ackstate.integers import integer
 from ackstate.position import Position
 
 if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
-    from ackstate.cursor.state.ack_state import CursorAckState
+    from ackstate.cursor.state import CursorAckState
 
 _SECOND_MS = 1000
 

@@ -20,7 +20,7 @@ from ackstate.cursor.formats import CursorState
 from ackstate.cursor.listener import Change, covered_runs
 from ackstate.cursor.pace import PersistTrigger, YoungAge
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.cursor.state.unpersisted_acks import EVERYTHING
+from ackstate.cursor.state import EVERYTHING
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.position import Position
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Executor
 
-    from ackstate.cursor.config import CursorConfig
+    from ackstate.cursor.config import CursorConfig, PersistLimits
     from ackstate.cursor.cursor import ManagedCursor
     from ackstate.cursor.journal import Journal
     from ackstate.cursor.listener import Listeners
-    from ackstate.cursor.state.ack_state import CursorAckState, Unpersisted
-    from ackstate.cursor.state.persist_limits import PersistLimits
-    from ackstate.cursor.state.reader import EntryReader
+    from ackstate.cursor.state import CursorAckState, Unpersisted
+    from ackstate.cursor.view import EntryReader
 
 
 @dataclass(slots=True)

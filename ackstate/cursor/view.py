@@ -1,20 +1,394 @@
-"""A read-only view of a cursor: its acks, its statistics, and whether a persist is due."""
+"""Reads a cursor: its unacked entries in order, its gauges, its holes, and the effect that an ack would have."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import fields
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
+from pyroaring import BitMap
+
+from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
+from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.persist import PersistCounters
 from ackstate.cursor.results import CursorStats
-from ackstate.cursor.state.view import AckView
+from ackstate.deleted_ranges import Run
+from ackstate.entry_bitmap import bitmaps_of
+from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from ackstate.ack_hole import AckEffect, AckHole
+    from ackstate.batch_indexes import BatchIndexes
     from ackstate.cursor.persist import Persister
     from ackstate.cursor.results import Receipt
-    from ackstate.position import Position
+    from ackstate.cursor.state import CursorAckState
+    from ackstate.deleted_ranges import DeletedRanges
 
 _COUNTERS = tuple(field.name for field in fields(PersistCounters))  # `asdict` would copy each number
+
+
+@final
+class EntryReader:
+    """A cursor's read position, and the entries from there on. Safe for any number of threads.
+
+    Args:
+        state: The acks.
+        lock: The cursor's.
+        check_open: Raises `CursorClosedError` if the cursor is closed.
+    """
+
+    def __init__(self, state: CursorAckState, *, lock: threading.RLock, check_open: Callable[[], None]) -> None:
+        self._state = state
+        self._ledgers = state.ledgers
+        self._lock = lock
+        self._check_open = check_open
+        self._position = state.ledgers.next_valid(state.mark_delete)
+
+    @property
+    def position(self) -> Position:
+        """Where the next `read` begins; always above the mark-delete position.
+
+        After the last entry of a ledger it may be the one that would follow there, as in Pulsar.
+        """
+        with self._lock:
+            if self._position <= self._state.mark_delete:
+                self._position = self._ledgers.next_valid(self._state.mark_delete)
+            return self._position
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the log has entries at or above the position, acked or not."""
+        return self._ledgers.last_confirmed >= self.position
+
+    @property
+    def next_unread(self) -> Position:
+        """The entry that `read` would return first, or that will be written next.
+
+        Complexity: O(log ledgers), and that of `DeletedRanges.run_containing` for each acked run in between.
+        """
+        with self._lock:
+            ledger_id, entry_id = self.position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
+            while (run := self._state.deleted.run_containing(position)) is not None:
+                position = self._ledgers.next_valid(Position(run.ledger_id, run.end - 1))
+            return position
+
+    def read(self, count_max: int) -> list[Position]:
+        """Return up to `count_max` entries from the position on that are not acked, and move past them.
+
+        Raises:
+            CursorClosedError: The cursor is closed.
+        """
+        with self._lock:
+            self._check_open()
+            positions: list[Position] = []
+            # The log may have rolled since: then the expected next entry was never written.
+            ledger_id, entry_id = self.position
+            position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
+            last = self._ledgers.last_confirmed
+            while len(positions) < count_max and position <= last:
+                run = self._state.deleted.run_containing(position)
+                if run is None:
+                    ledger_id, first = position
+                    end = min(first + count_max - len(positions), self._ledgers.entry_count(ledger_id))
+                    positions += self._unacked(ledger_id, first, end)
+                else:
+                    ledger_id, end = run.ledger_id, run.end
+                self._position = Position(ledger_id, end)
+                position = self._ledgers.next_valid(Position(ledger_id, end - 1))
+            return positions
+
+    def _unacked(self, ledger_id: int, first: int, end: int) -> Iterator[Position]:
+        """Return the unacked entries of a ledger from `first` (included) to `end` (excluded)."""
+        acked = self._state.deleted.entries(ledger_id)
+        entries: Iterable[int] = range(first, end)
+        if acked.range_cardinality(first, end):
+            entries = BitMap(entries) - acked
+        return positions_of(ledger_id, entries)
+
+    def rewind(self, position: Position | None = None) -> None:
+        """Read again from a position, or from the first entry that the mark-delete does not cover."""
+        with self._lock:
+            first = self._ledgers.next_valid(self._state.mark_delete)
+            self._position = first if position is None else max(first, Position(*position))
+
+    def reset(self, position: Position) -> None:
+        """Read from a position next, wherever the mark-delete position is."""
+        self._position = position
+
+
+class AcksEffect(NamedTuple):
+    """The effect of many acks at once.
+
+    Attributes:
+        unpersisted_bytes: Change of `AckView.unpersisted_record_bytes`, at most; negative if it falls.
+        range_count: Change of ``DeletedRanges.range_count``.
+        entry_count: Change of the number of acked entries above the mark-delete position.
+    """
+
+    unpersisted_bytes: int
+    range_count: int
+    entry_count: int
+
+
+class AckView:
+    """A read-only view of an ack state. Safe for any number of threads; each answer is of one instant.
+
+    After a reset that failed, and until the next persist, a recovery may find the cursor reset or not. The gauges then
+    assume the outcome that loses more, at a cost of O(containers of the bitmaps) instead of O(1).
+
+    Args:
+        state: The acks.
+        lock: The cursor's, to be held for several answers of one instant; None if no other thread uses the state.
+    """
+
+    def __init__(self, state: CursorAckState, lock: threading.RLock | None = None) -> None:
+        self._state = state
+        self._ledgers = state.ledgers
+        self._lock = lock or threading.RLock()
+
+    @property
+    def batch(self) -> BatchIndexes:
+        """The partly acked batches: to be read, not changed."""
+        return self._state.batch
+
+    @property
+    def properties(self) -> Mapping[str, int]:
+        """The properties of the latest mark-delete: to be read, not changed."""
+        return self._state.properties
+
+    @property
+    def acked_count(self) -> int:
+        """How many entries were acked since the cursor was opened; never falls. Complexity: O(1)."""
+        return self._state.acked_count
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something was accepted that no persist has looked at."""
+        return self._state.is_dirty
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """Acked messages that no durable record covers. Complexity: see the class."""
+        state = self._state
+        unwritten_count = state.acked_count - state.durable_count
+        if not state.resets_begun:
+            return unwritten_count
+        lowest = min(state.resets_begun)
+        covered_count = state.ledgers.count_between(lowest, state.mark_delete)
+        return max(unwritten_count, covered_count + len(self._voidable(lowest)))
+
+    @property
+    def held_back_count(self) -> int:
+        """The part of them that the last persist held back as young. Complexity: O(1)."""
+        return self._state.unpersisted.held_count
+
+    @property
+    def cut_count(self) -> int:
+        """The part of them that the range limit excluded from the last persist. Complexity: O(1)."""
+        return self._state.unpersisted.cut_count
+
+    @property
+    def batch_cut_count(self) -> int:
+        """Partly acked batches that the limit on batches excluded from the last persist. Complexity: O(them)."""
+        return self._state.unpersisted_batches.cut_count
+
+    @property
+    def changed_batch_count(self) -> int:
+        """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
+        state = self._state
+        changed_count = state.unpersisted_batches.changed_count
+        if not state.resets_begun:
+            return changed_count
+        lowest = min(state.resets_begun)
+        return max(changed_count, sum(position > lowest for position in state.batch))
+
+    @property
+    def unpersisted_record_bytes(self) -> int:
+        """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: see the class.
+
+        While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
+        have added.
+        """
+        with self._lock:
+            state = self._state
+            if not state.resets_begun:
+                return state.unpersisted.record_bytes
+            # A lower reset voids more, but a higher one may void it in larger ranges.
+            voidable_bytes = (self._voidable(each).record_bytes for each in state.resets_begun)
+            return max(state.unpersisted.record_bytes, *voidable_bytes)
+
+    def unpersisted_bytes_added(self, position: Position) -> int:
+        """Return at most how much acking an entry now would add to `unpersisted_record_bytes`; below 0 it frees some.
+
+        Raises:
+            InvalidPositionError: The log does not have the entry, and it is not acked.
+            ValueError: An id is out of range.
+        """
+        with self._lock:
+            state = self._state
+            if state.is_acked(position):
+                return 0
+            effects = (ack_effect(position, joined, state.ledgers, state.mark_delete) for joined in self._joined_by())
+            return max(effect.record_bytes for effect in effects)
+
+    def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
+        """Return the most that acking many entries now would change; entries that the log does not have are ignored.
+
+        Complexity: O(bytes of the bitmaps of all acks).
+        """
+        with self._lock:
+            state = self._state
+            new = {ledger_id: entries[ledger_id].copy() for ledger_id in entries}
+            for ledger_id, bitmap in new.items():
+                self.discard_acked(ledger_id, bitmap)
+            reached, after = state.mark_delete, self._with(state.deleted, new)
+            while (run := after.run_containing(self._ledgers.next_valid(reached))) is not None:
+                reached = Position(run.ledger_id, run.end - 1)
+            grown = [(joined, self._with(joined, new)) for joined in self._joined_by()]
+            for ranges in (after, *(each for _, each in grown)):
+                ranges.remove_at_most(reached)
+            return AcksEffect(
+                max(each.record_bytes - joined.record_bytes for joined, each in grown),
+                after.range_count - state.deleted.range_count,
+                len(after) - len(state.deleted),
+            )
+
+    def unpersisted_bytes_freed(self, hole: AckHole) -> int:
+        """Return at least how much acking a whole hole now takes off `unpersisted_record_bytes`; below 0 it adds."""
+        stretch = Run(hole.ledger_id, hole.first, hole.end)
+        with self._lock:
+            mark_delete = self._state.mark_delete
+            effects = (stretch_effect(stretch, joined, self._ledgers, mark_delete) for joined in self._joined_by())
+            return -max(effect.record_bytes for effect in effects)
+
+    @property
+    def backlog(self) -> int:
+        """Entries of the log that are not acked. Complexity: O(log ledgers + trimmed ledgers with acks)."""
+        with self._lock:
+            state, ledgers = self._state, self._ledgers
+            acked_one_by_one = len(state.deleted) - state.trimmed_count()
+            return ledgers.count_between(state.mark_delete, ledgers.last_confirmed) - acked_one_by_one
+
+    def is_unacked(self, position: Position) -> bool:
+        """Return whether the log has an entry that is not acked."""
+        with self._lock:
+            return position in self._ledgers and not self._state.is_acked(position)
+
+    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
+        """Remove the acked entries of a ledger from a bitmap. Complexity: O(containers of the bitmaps)."""
+        with self._lock:
+            mark_delete = self._state.mark_delete
+            if ledger_id < mark_delete.ledger_id:
+                entries.clear()
+            elif ledger_id == mark_delete.ledger_id:
+                entries.remove_range(0, mark_delete.entry_id + 1)
+            entries -= self._state.deleted.entries(ledger_id)
+
+    def lowest_unacked(self, count_max: int) -> list[Position]:
+        """Return up to `count_max` of the lowest entries that are not acked, in order.
+
+        Complexity: O(them, and the acked runs between them).
+        """
+        return EntryReader(self._state, lock=self._lock, check_open=lambda: None).read(count_max)
+
+    def acked_among(self, positions: Sequence[Position]) -> list[Position]:
+        """Return those of some entries that are acked. Complexity: bitmap operations, and O(them)."""
+        entries = bitmaps_of(positions)
+        with self._lock:
+            for ledger_id, bitmap in entries.items():
+                self.discard_acked(ledger_id, bitmap)
+        if sum(map(len, entries.values())) == len(positions):
+            return []
+        return [position for position in positions if position[1] not in entries[position[0]]]
+
+    def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
+        """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger.
+
+        Complexity: O(ledgers, and containers of their bitmaps).
+        """
+        with self._lock:
+            first = max(first, self._state.mark_delete)
+            found = []
+            for ledger_id in self._ledgers.ledgers_between(first.ledger_id - 1, end.ledger_id + 1):
+                entry_count = self._ledgers.entry_count(ledger_id)
+                low = max(first.entry_id, 0) if ledger_id == first.ledger_id else 0
+                high = min(end.entry_id, entry_count) if ledger_id == end.ledger_id else entry_count
+                entries = BitMap(range(low, max(low, high)))
+                self.discard_acked(ledger_id, entries)
+                if entries:
+                    found.append((ledger_id, entries))
+            return found
+
+    def acked_runs(self) -> list[tuple[int, int, int]]:
+        """Return every entry of the log that is acked, as (ledger id, first, last), `last` included, in order.
+
+        Complexity: O(ledgers + ranges).
+        """
+        with self._lock:
+            before_all = self._ledgers.previous(self._ledgers.first_position)
+            runs = covered_runs(self._ledgers, before_all, self._state.mark_delete)
+            return [*runs, *((ledger_id, first, end - 1) for ledger_id, first, end in self._state.deleted.runs())]
+
+    def position_after(self, count: int, *, counts_acked: bool) -> Position:
+        """Return the position `count` entries after the mark-delete, or the last one; acked entries counted or not.
+
+        Complexity: O(ledgers), with acked ones not counted O(runs that are passed).
+        """
+        with self._lock:
+            state, ledgers = self._state, self._ledgers
+            position, last = state.mark_delete, ledgers.last_confirmed
+            while count and position < last:
+                first = ledgers.next_valid(position)
+                run = None if counts_acked else state.deleted.run_containing(first)
+                if run is not None:
+                    position = Position(run.ledger_id, run.end - 1)
+                    continue
+                end = ledgers.entry_count(first.ledger_id)
+                if not counts_acked:
+                    above = state.deleted.entries(first.ledger_id)
+                    below = above.rank(first.entry_id)
+                    end = min(end, above[below]) if below < len(above) else end
+                taken = min(count, end - first.entry_id)
+                position, count = Position(first.ledger_id, first.entry_id + taken - 1), count - taken
+            return position
+
+    def hole_at(self, position: Position) -> AckHole | None:
+        """Return the ack hole that an entry lies in; see `ackstate.ack_hole.hole_at`."""
+        with self._lock:
+            return hole_at(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    def holes(self) -> list[AckHole]:
+        """Return every ack hole, in order of position. Complexity: O(holes)."""
+        with self._lock:
+            return list(holes(self._state.deleted, self._ledgers, self._state.mark_delete))
+
+    def ack_effect(self, position: Position) -> AckEffect:
+        """Return the effect of acking an entry now; see `ackstate.ack_hole.ack_effect`."""
+        with self._lock:
+            return ack_effect(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    @staticmethod
+    def _with(ranges: DeletedRanges, entries: Mapping[int, BitMap]) -> DeletedRanges:
+        """Return a copy with more entries, ledger id -> entries."""
+        grown = ranges.copy()
+        for each in entries.items():
+            grown.add_entries(*each)
+        return grown
+
+    def _voidable(self, reset: Position) -> DeletedRanges:
+        """Return the acks above the mark-delete position that a reset may have voided: to be read, not changed."""
+        if reset <= self._state.mark_delete:
+            return self._state.deleted
+        voidable = self._state.deleted.copy()
+        voidable.remove_at_most(reset)
+        return voidable
+
+    def _joined_by(self) -> tuple[DeletedRanges, ...]:
+        """Return the sets whose ranges the next ack may join; each may turn out to be the one that is not durable."""
+        return (*self._state.unpersisted.joined_by(), *map(self._voidable, self._state.resets_begun))
 
 
 @final

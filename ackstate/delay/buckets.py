@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from intervaltree import Interval, IntervalTree
 
+from ackstate.checks import check_count, integer
 from ackstate.delay.bucket_storage import (
     Boundary,
     Bucket,
@@ -34,7 +35,6 @@ from ackstate.delay.view import (
     check_time,
 )
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.integers import check_count, integer
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
 from ackstate.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes

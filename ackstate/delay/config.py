@@ -5,25 +5,18 @@ Source: ``ServiceConfiguration`` of Apache Pulsar, PIP-195 and PIP-448.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ackstate.integers import check_within
-from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, decode_properties, flag, given, number, whole_number
-from ackstate.spelling import did_you_mean
+from ackstate.checks import LONG_MAX, check_within, did_you_mean
+from ackstate.pulsar_conf import DELAY_TRACKER, SETTINGS, fields_of, keys_of, read_properties, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _Reader = Callable[[Mapping[str, str], str], object]
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _PACKAGE = "org.apache.pulsar.broker.delayed."
-
-_FACTORY = "delayedDeliveryTrackerFactoryClassName"
-_TIME_STEP = "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds"
 
 
 class TrackerKind(Enum):
@@ -88,13 +81,13 @@ class DelayConfig:
     def __post_init__(self) -> None:
         for name in ("enabled", "is_deliver_at_time_strict"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} ({_READERS[name][0]}) must be a boolean, got {getattr(self, name)!r}")
+                raise TypeError(f"{name} ({_KEYS[name]}) must be a boolean, got {getattr(self, name)!r}")
         if not isinstance(self.tracker, TrackerKind):
-            raise TypeError(f"tracker ({_FACTORY}) must be a TrackerKind, got {self.tracker!r}")
+            raise TypeError(f"tracker ({DELAY_TRACKER}) must be a TrackerKind, got {self.tracker!r}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
-                check_within(f"{name} ({_READERS[name][0]})", value, least=least, most=LONG_MAX)
+                check_within(f"{name} ({_KEYS[name]})", value, least=least, most=LONG_MAX)
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> DelayConfig:
@@ -117,17 +110,21 @@ class DelayConfig:
             TypeError: A value is neither text nor a number nor a boolean.
             OSError: The file cannot be read.
         """
-        properties = source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
+        properties = read_properties(source)  # type: ignore[arg-type]
         for key in properties:
             if not isinstance(key, str):
                 raise TypeError(f"the name of a setting must be text, got {key!r}")
         texts = {key: _text(key, value) for key, value in properties.items() if _concerns_delays(key)}
         for key in texts:
             _check_known(key)
-        for key, read in _OF_NO_EFFECT.items():
-            read(texts, key)
-        said: dict[str, Any] = {name: read(texts, key) for name, (key, read) in _READERS.items() if given(texts, key)}
-        return cls(**said)
+        found = fields_of(values_of(texts, "DelayConfig"), "DelayConfig")
+        if "tracker" in found:
+            found["tracker"] = _tracker(found["tracker"])
+        if found.get("max_indexes_per_segment") == -1:
+            found["max_indexes_per_segment"] = None
+        if found.get("max_bucket_count", 1) < 1:
+            found["max_bucket_count"] = None
+        return cls(**found)
 
 
 _LEAST = {
@@ -143,57 +140,16 @@ _LEAST = {
 _NULLABLE = ("max_indexes_per_segment", "max_bucket_count", "ledger_step_per_bucket")
 
 
-def _number_from(least: int, most: int = LONG_MAX) -> _Reader:
-    return lambda texts, key: whole_number(texts, key, least=least, most=most)
-
-
-def _zero_if_off(texts: Mapping[str, str], key: str) -> int:
-    return max(whole_number(texts, key, least=LONG_MIN, most=LONG_MAX) or 0, 0)
-
-
-def _none_if_off(texts: Mapping[str, str], key: str) -> int | None:
-    limit = whole_number(texts, key, least=-INT_MAX - 1) or 0
-    return limit if limit > 0 else None
-
-
-def _none_if_minus_one(texts: Mapping[str, str], key: str) -> int | None:
-    limit = whole_number(texts, key, least=-1)
-    return None if limit == -1 else limit
-
-
-def _milliseconds(texts: Mapping[str, str], key: str) -> int:
-    return 1_000 * (whole_number(texts, key, least=1) or 0)
-
-
-def _tracker(texts: Mapping[str, str], key: str) -> TrackerKind:
-    name = given(texts, key)
+def _tracker(name: str) -> TrackerKind:
     try:
         return TrackerKind(name)
     except ValueError:
-        raise ValueError(
-            f"{key} must be one of {', '.join(each.value for each in TrackerKind)}, got {name!r}"
-        ) from None
+        kinds = ", ".join(each.value for each in TrackerKind)
+        raise ValueError(f"{DELAY_TRACKER} must be one of {kinds}, got {name!r}") from None
 
 
-_READERS: dict[str, tuple[str, _Reader]] = {
-    "enabled": ("delayedDeliveryEnabled", flag),
-    "tracker": (_FACTORY, _tracker),
-    "tick_time_ms": ("delayedDeliveryTickTimeMillis", _number_from(1)),
-    "is_deliver_at_time_strict": ("isDelayedDeliveryDeliverAtTimeStrict", flag),
-    "fixed_delay_detection_lookahead": ("delayedDeliveryFixedDelayDetectionLookahead", _zero_if_off),
-    "max_delivery_delay_ms": ("delayedDeliveryMaxDelayInMillis", _zero_if_off),
-    "min_index_count_per_bucket": ("delayedDeliveryMinIndexCountPerBucket", _zero_if_off),
-    "max_time_step_per_segment_ms": (_TIME_STEP, _milliseconds),
-    "max_indexes_per_segment": ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", _none_if_minus_one),
-    "max_bucket_count": ("delayedDeliveryMaxNumBuckets", _none_if_off),
-    "ledger_step_per_bucket": ("delayedDeliveryLedgerStepPerBucket", _number_from(1, INT_MAX)),
-}
-_OF_NO_EFFECT: dict[str, _Reader] = {
-    "delayedDeliveryPruneMinIntervalMillis": _zero_if_off,
-    "delayedDeliveryPruneEligibleRatio": number,
-    "delayedDeliveryTopicManagerIdleMillis": _zero_if_off,
-}
-_KNOWN = frozenset({key for key, _ in _READERS.values()} | _OF_NO_EFFECT.keys())
+_KEYS = {each.field: each.key for each in SETTINGS if each.kind == "DelayConfig"}
+_KNOWN = frozenset(keys_of("DelayConfig"))
 
 
 def _concerns_delays(key: str) -> bool:

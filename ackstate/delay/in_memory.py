@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
+from ackstate.checks import integer
 from ackstate.delay.view import TIME_MS_MAX, DelayedDeliveryTracker, check_deliver_at, check_time
-from ackstate.integers import integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position, positions_of
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from ackstate.checks import check_within
 from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
     TIME_MS_MAX,
@@ -22,7 +23,6 @@ from ackstate.delay.view import (
     check_message,
     check_time,
 )
-from ackstate.integers import check_within
 from ackstate.position import ENTRY_ID_MAX, Position
 from ackstate.position_set import PositionSet
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
 
+from ackstate.checks import check_count, integer
 from ackstate.entry_bitmap import bitmaps_of
-from ackstate.integers import check_count, integer
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
 from ackstate.position_set import PositionSet
 

@@ -7,12 +7,12 @@ from itertools import repeat, takewhile
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
+from ackstate.deleted_ranges import isolated_range_bytes, isolated_ranges_bytes
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
 from ackstate.limits import Rule, Usage
 from ackstate.limits.broker import call_all
 from ackstate.position_set import PositionSet
-from ackstate.record_size import isolated_range_bytes, isolated_ranges_bytes
 from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:

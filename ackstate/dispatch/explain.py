@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.ack_hole import holes
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.view import AckView
+from ackstate.cursor.state import CursorAckState
+from ackstate.cursor.view import AckView
 from ackstate.errors import CorruptStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits import Rule

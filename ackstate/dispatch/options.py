@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ackstate.checks import check_count, integer
 from ackstate.cursor import ManagedCursor
 from ackstate.dispatch.consumers import SubscriptionType
-from ackstate.integers import check_count, integer
 from ackstate.limits import DispatchGate
 from ackstate.message import Message
 from ackstate.position import Position, check_position

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, final
 
+from ackstate.checks import check_count, integer
 from ackstate.cursor import CursorListener, PersistTarget
 from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.consumers import Consumers, SubscriptionType
@@ -28,7 +29,6 @@ from ackstate.dispatch.options import DispatchRound, SubscriptionOptions, check_
 from ackstate.dispatch.rounds import Dispatcher
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
-from ackstate.integers import check_count, integer
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.position import Position, check_position, checked_positions
 
@@ -125,6 +125,9 @@ class Subscription:
         self._messages.delayed.mark_delete_persisted(cursor.persisted_mark_delete_position)
         self._admission.observe(now_ms=cursor.opened_ms)
         log.add_listener(self._waiter)
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.kind.name} of {self.cursor!r}>"
 
     # What it is doing
 
@@ -473,7 +476,7 @@ class Subscription:
             positions, now_ms = checked_positions(positions), self._at(now_ms)
             entries = bitmaps_of(positions)
             with self._admission.room_for(positions, now_ms=now_ms):
-                receipt = self.cursor.intake.ack_bitmaps(entries, now_ms=now_ms)
+                receipt = self.cursor.ack_bitmaps(entries, now_ms=now_ms)
             self._messages.acked_all(positions, entries, receipt.newly_acked, now_ms=now_ms)
             return receipt
 

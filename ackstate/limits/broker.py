@@ -7,8 +7,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 from ackstate.limits.rules import (
-    BLOCKED_SHARE_KEY,
-    GATE_KEYS,
     NO_LIMIT,
     Closing,
     Rule,
@@ -17,10 +15,9 @@ from ackstate.limits.rules import (
     check_ratio,
     check_whole,
     fitting_count,
-    read_conf,
     total_of,
 )
-from ackstate.properties import LONG_MAX, LONG_MIN, number, whole_number
+from ackstate.pulsar_conf import BLOCKED_SHARE, BROKER_UNACKED, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,10 +73,8 @@ class BrokerLimit:
         Raises:
             As `GateLimits.from_pulsar_conf`.
         """
-        properties = read_conf(source, keys=GATE_KEYS)
-        limit = whole_number(properties, Rule.BROKER_UNACKED_MESSAGES.value, least=LONG_MIN, most=LONG_MAX) or 0
-        share = number(properties, BLOCKED_SHARE_KEY)
-        share = _SHARE_DEFAULT if share is None else share
+        values = read_settings(source, "BrokerLimit", "GateLimits")
+        limit, share = values.get(BROKER_UNACKED, 0), values.get(BLOCKED_SHARE, _SHARE_DEFAULT)
         return cls(limit, share) if limit > 0 and share > 0 else cls()
 
     @property
@@ -128,7 +123,7 @@ class BrokerLimit:
         name = f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})"
         check_whole(name, max_unacked_messages)
         check_not_negative(name, max_unacked_messages)
-        check_ratio(f"blocked_share ({BLOCKED_SHARE_KEY})", blocked_share)
+        check_ratio(f"blocked_share ({BLOCKED_SHARE})", blocked_share)
         self._max_unacked_messages = max_unacked_messages
         self._blocked_share = blocked_share
         self._limit = max_unacked_messages or NO_LIMIT

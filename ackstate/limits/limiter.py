@@ -6,11 +6,10 @@ from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.ack_hole import ack_effect
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, isolated_range_bytes
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.rules import GateLimits, Rule, Usage
 from ackstate.position import Position
-from ackstate.record_size import isolated_range_bytes
 from ackstate.wire.native import Record, RecordKind, decode, encode
 
 if TYPE_CHECKING:

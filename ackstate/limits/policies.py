@@ -17,11 +17,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 from urllib.parse import quote, unquote
 
+from ackstate.checks import INT_MAX, LONG_MAX, LONG_MIN, check_within, did_you_mean
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.integers import check_within
-from ackstate.limits.rules import GateLimits, read_conf
-from ackstate.properties import INT_MAX, LONG_MAX, LONG_MIN, flag, whole_number
-from ackstate.spelling import did_you_mean
+from ackstate.limits.rules import GateLimits
+from ackstate.pulsar_conf import DELAY_MAX_MS, fields_of, read_properties, read_settings
 from ackstate.stores.base import ABSENT, DamagedValueError, VersionMismatchError
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 # The largest time: Pulsar stores times as signed 64-bit numbers.
 TIME_MS_MAX = LONG_MAX
 
-ENABLED_KEY = "delayedDeliveryEnabled"
-TICK_KEY = "delayedDeliveryTickTimeMillis"
-MAX_DELAY_KEY = "delayedDeliveryMaxDelayInMillis"
 # The name of the maximum in the text of PIP-315; no broker ever read it.
 _PIP_315_KEY = "delayedDeliveryMaxDeliveryDelayInMillis"
 
@@ -162,17 +158,11 @@ class BrokerDelayedDelivery:
             TypeError: A key, or a value of such a key, is not text.
             OSError: The file cannot be read.
         """
-        properties = read_conf(source, keys=(ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY))
+        properties = read_properties(source)
+        values = read_settings(properties, "BrokerDelayedDelivery")
         if _PIP_315_KEY in properties:
-            raise ValueError(f"unknown key of Pulsar {_PIP_315_KEY!r}; did you mean {MAX_DELAY_KEY!r}?")
-        said: dict[str, Any] = {
-            "active": flag(properties, ENABLED_KEY),
-            "tick_time_ms": whole_number(properties, TICK_KEY, least=1, most=TIME_MS_MAX),
-            "max_delivery_delay_ms": whole_number(properties, MAX_DELAY_KEY, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX),
-        }
-        limit_ms = said["max_delivery_delay_ms"]
-        said["max_delivery_delay_ms"] = limit_ms and max(limit_ms, 0)
-        return cls(**{name: value for name, value in said.items() if value is not None})
+            raise ValueError(f"unknown key of Pulsar {_PIP_315_KEY!r}; did you mean {DELAY_MAX_MS!r}?")
+        return cls(**fields_of(values, "BrokerDelayedDelivery"))
 
 
 class Decision(NamedTuple):

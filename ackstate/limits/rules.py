@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.properties import LONG_MAX, LONG_MIN, check_spelling, decode_properties, flag, whole_number
+from ackstate.checks import LONG_MAX, LONG_MIN
+from ackstate.pulsar_conf import (
+    BROKER_UNACKED,
+    CONSUMER_UNACKED,
+    PAUSE,
+    RANGES,
+    SUBSCRIPTION_UNACKED,
+    UNPERSISTED_BYTES,
+    fields_of,
+    read_properties,
+    read_settings,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 # Below this, the reservations of a few messages would fill the limit.
 RECORD_BYTES_LIMIT_MIN = 1024
 
-_PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
 _RANGES_DEFAULT = 10_000
 
 
 class Rule(Enum):
     """A limit of the gate, by its Pulsar setting."""
 
-    UNPERSISTED_ACK_RECORD_BYTES = "maxUnPersistAckRecordsBytes"
-    UNACKED_RANGES = "managedLedgerMaxUnackedRangesToPersist"
-    UNACKED_MESSAGES = "maxUnackedMessagesPerSubscription"
-    CONSUMER_UNACKED_MESSAGES = "maxUnackedMessagesPerConsumer"
-    BROKER_UNACKED_MESSAGES = "maxUnackedMessagesPerBroker"
-
-
-BLOCKED_SHARE_KEY = "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"
-GATE_KEYS = (*(rule.value for rule in Rule), BLOCKED_SHARE_KEY, _PAUSE)
-"""The properties of a broker that `GateLimits` and `BrokerLimit` read."""
-
-
-def read_conf(source: Mapping[str, str] | str | Path, *, keys: Collection[str]) -> Mapping[str, str]:
-    """Return the properties of a broker.
-
-    Raises:
-        ValueError: A key that is not Pulsar's looks like a misspelling of one of `keys`; the text names both.
-        TypeError: A key is not text, or the source is of another type.
-        OSError: The file cannot be read.
-    """
-    properties = source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
-    check_spelling(properties, keys)
-    return properties
+    UNPERSISTED_ACK_RECORD_BYTES = UNPERSISTED_BYTES
+    UNACKED_RANGES = RANGES
+    UNACKED_MESSAGES = SUBSCRIPTION_UNACKED
+    CONSUMER_UNACKED_MESSAGES = CONSUMER_UNACKED
+    BROKER_UNACKED_MESSAGES = BROKER_UNACKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +104,15 @@ class GateLimits:
             TypeError: A key or a value is not text.
             OSError: The file cannot be read.
         """
-        properties = read_conf(source, keys=GATE_KEYS)
+        properties = read_properties(source)
+        values = read_settings(properties, "GateLimits", "BrokerLimit")
         for name, rule in _WHOLE_NUMBERS.items():
             if name in properties:
                 raise ValueError(f"unknown key of Pulsar {name!r}; did you mean {rule.value!r}?")
-        ranges = whole_number(properties, Rule.UNACKED_RANGES.value, least=LONG_MIN, most=LONG_MAX)
-        ranges = _RANGES_DEFAULT if ranges is None else ranges
-        is_pausing = flag(properties, _PAUSE) or False
+        is_pausing, ranges = values.pop(PAUSE, False), values.pop(RANGES, _RANGES_DEFAULT)
         if is_pausing and ranges < 1:
-            raise ValueError(
-                f"{Rule.UNACKED_RANGES.value} is {ranges}: with {_PAUSE} the first ack hole would stop dispatch"
-            )
-
-        limits = {"max_unacked_ranges": ranges if is_pausing else 0}
-        for name, rule in _WHOLE_NUMBERS.items():
-            number = whole_number(properties, rule.value, least=LONG_MIN, most=LONG_MAX)
-            if number is not None and rule is not Rule.UNACKED_RANGES:
-                limits[name] = max(0, number)
-        return cls(**limits)
+            raise ValueError(f"{RANGES} is {ranges}: with {PAUSE} the first ack hole would stop dispatch")
+        return cls(**fields_of(values, "GateLimits"), max_unacked_ranges=ranges if is_pausing else 0)
 
 
 _WHOLE_NUMBERS = {

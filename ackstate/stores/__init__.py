@@ -1,35 +1,22 @@
 """The storages that come with the library; each passes `ackstate.testing.check_store`."""
 
 from ackstate.stores.base import (
-    LedgerFencedError,
-    LedgerNotFoundError,
+    LedgerFencedError as LedgerFencedError,
+    LedgerNotFoundError as LedgerNotFoundError,
     LedgerStore,
     MetadataStore,
-    PayloadTooLargeError,
+    PayloadTooLargeError as PayloadTooLargeError,
     Store,
-    StoreError,
-    StoreFullError,
-    StoreLockedError,
-    VersionMismatchError,
+    StoreError as StoreError,
+    StoreFullError as StoreFullError,
+    StoreLockedError as StoreLockedError,
+    VersionMismatchError as VersionMismatchError,
 )
 from ackstate.stores.memory import (
-    MemoryStore,
+    MemoryStore as MemoryStore,
 )
 from ackstate.stores.sqlite import (
-    SqliteStore,
+    SqliteStore as SqliteStore,
 )
 
-__all__ = [
-    "LedgerFencedError",
-    "LedgerNotFoundError",
-    "LedgerStore",
-    "MemoryStore",
-    "MetadataStore",
-    "PayloadTooLargeError",
-    "SqliteStore",
-    "Store",
-    "StoreError",
-    "StoreFullError",
-    "StoreLockedError",
-    "VersionMismatchError",
-]
+__all__ = ["LedgerStore", "MetadataStore", "Store"]

@@ -156,6 +156,9 @@ class MemoryStore:
         self._ledgers = _MemoryLedgers(self._session)
         self._metadata = _MemoryMetadata(self._session, metadata_value_bytes_max)
 
+    def __repr__(self) -> str:
+        return f"<MemoryStore of {len(self.disk.ledgers)} ledgers>"
+
     @property
     def disk(self) -> MemoryDisk:
         """The disk, which survives this store."""

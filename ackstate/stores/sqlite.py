@@ -149,12 +149,16 @@ class SqliteStore:
         metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
     ) -> None:
         self._copy: _TemporaryCopy | None = None
-        self._database = SqliteConnection(Path(path), check_pages=check_pages)
+        self._path = Path(path)
+        self._database = SqliteConnection(self._path, check_pages=check_pages)
         salted: int = google_crc32c.value(self._database.salt)
         self._ledgers = _SqliteLedgers(self._database, salted)
         self._metadata = _SqliteMetadata(self._database, salted, metadata_value_bytes_max)
         with suppress(AckStateError):  # Damage is found when it is read.
             self._ledgers.finish_deletes()
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self._path}>"
 
     @classmethod
     def open_copy(

@@ -12,8 +12,8 @@ from threading import RLock, get_ident
 from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import WeakSet
 
+from ackstate.checks import check_count, check_within, integer
 from ackstate.errors import AckStateError, CorruptStateError
-from ackstate.integers import check_count, check_within, integer
 from ackstate.ledger_map import LedgerMap
 from ackstate.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of

@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.integers import check_within, integer
+from ackstate.checks import check_within, integer
 from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
 from ackstate.message import CheckedMessages, checked_messages
 from ackstate.topic_name import parse_topic

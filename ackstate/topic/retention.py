@@ -15,10 +15,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from ackstate.checks import check_within, integer
 from ackstate.cursor.persist import has_record
 from ackstate.errors import AckStateError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
-from ackstate.integers import check_within, integer
 from ackstate.position import Position
 
 if TYPE_CHECKING:

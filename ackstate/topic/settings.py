@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+from ackstate.checks import check_count
 from ackstate.cursor.config import CursorConfig
 from ackstate.delay.config import DelayConfig
 from ackstate.dispatch.options import SubscriptionOptions
-from ackstate.integers import check_count
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import GateLimits
 from ackstate.limits.policies import (

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, Unpack, final
 
+from ackstate.checks import integer
 from ackstate.cursor.cursor import open_cursors
 from ackstate.cursor.journal import cursor_path, delete_cursor
 from ackstate.cursor.persist import abandon, close_all, tick_all
@@ -17,7 +18,6 @@ from ackstate.delay.index import TopicDelayIndex
 from ackstate.dispatch.options import Start, StartTime
 from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
 from ackstate.inspect.stored_subscriptions import stored_subscriptions
-from ackstate.integers import integer
 from ackstate.stores.base import StoreError, call_each
 from ackstate.topic.message_log import MessageLog
 from ackstate.topic.publisher import TopicPublisher
@@ -121,6 +121,9 @@ class Topic:
         self._trim_attempt: tuple[int, ...] | None = None
         # As they were read last, and when; None if one was opened, closed or deleted since.
         self._mark_deletes: tuple[int, dict[str, Position | None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name} in {self.store!r}>"
 
     @classmethod
     def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:

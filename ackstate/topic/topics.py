@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 
+from ackstate.checks import integer
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
-from ackstate.integers import integer
 from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each
 from ackstate.topic.deletion import delete_topic, stored_topics
@@ -48,6 +48,9 @@ class Topics:
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
         self._topics: dict[str, Topic] = {}
         self._latest_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Topics: {len(self._topics)} open in {self.store!r}>"
 
     def open(self, name: str, *, now_ms: int) -> Topic:
         """Open a topic, or create it; return the same object if it is open already.

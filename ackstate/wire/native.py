@@ -19,7 +19,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import LEDGER_BLOCK, DeletedRanges, decode_bitmap, decode_blocks, encode_block
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
@@ -74,7 +74,6 @@ MAGIC = b"ACKR"
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
 _BATCH_COUNT = struct.Struct("<I")  # after the header
-LEDGER_BLOCK = struct.Struct("<QI")
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
 _WORD_BYTES = 8
@@ -168,7 +167,7 @@ def encode(record: Record) -> bytes:
 def encode_parts(parts: RecordFields) -> bytes:
     """Encode the fields of a record; errors as `encode`."""
     check_position(parts.mark_delete)
-    blocks = [_encode_ledger(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
+    blocks = [encode_block(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
     ledger_count = len(blocks)
     if parts.properties:
         blocks += _encode_properties(parts.properties)
@@ -225,19 +224,11 @@ def decode_parts(data: bytes) -> RecordFields:
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
     (batches,) = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "counts"))
-    bitmaps = _decode_ledgers(reader, ledgers)
+    bitmaps, reader.offset = decode_blocks(data, reader.offset, reader.end, ledgers)
     named = _decode_properties(reader, properties) if properties else {}
     batch = _decode_batch(reader, batches) if batches else []
     reader.finish("the checksum")
     return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
-
-
-def _encode_ledger(ledger_id: int, bitmap: BitMap) -> bytes:
-    """Encode the ledger block of a bitmap, which is not changed."""
-    compact = bitmap.copy()
-    compact.run_optimize()
-    portable = compact.serialize()
-    return LEDGER_BLOCK.pack(ledger_id, len(portable)) + portable
 
 
 def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:
@@ -252,32 +243,6 @@ def _encode_batch(batch: Iterable[tuple[Position, tuple[int, ...]]]) -> Iterator
         if len(unacked_words) > 0xFFFF:
             raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
         yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)
-
-
-def _decode_ledgers(reader: Reader, count: int) -> list[tuple[int, BitMap]]:
-    bitmaps = []
-    previous = -1
-    for _ in range(count):
-        at = reader.offset
-        ledger_id, size = LEDGER_BLOCK.unpack(reader.take(LEDGER_BLOCK.size, "ledger header"))
-        if not previous < ledger_id <= LEDGER_ID_MAX:
-            corrupt(at, f"a ledger id above {previous}", ledger_id)
-        previous = ledger_id
-        at = reader.offset
-        bitmaps.append((ledger_id, decode_bitmap(reader.take(size, "bitmap"), at)))
-    return bitmaps
-
-
-def decode_bitmap(portable: bytes, offset: int) -> BitMap:
-    """Decode a bitmap at an offset of its record; `CorruptStateError` if it is none, is empty, or bytes follow it."""
-    try:
-        bitmap = BitMap.deserialize(portable)
-    except (ValueError, IndexError) as error:
-        corrupt(offset, "a roaring bitmap", str(error))
-    # The bitmap library silently ignores bytes after the bitmap.
-    if not bitmap or len(bitmap.serialize()) != len(portable):
-        corrupt(offset, "a non-empty roaring bitmap and nothing after it", f"{len(portable)} bytes")
-    return bitmap
 
 
 def _decode_properties(reader: Reader, count: int) -> dict[str, int]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from ackstate import (
     AckStateError,
     CursorConfig,
-    Keep,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
@@ -27,6 +26,7 @@ from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recording import Recording
 from ackstate.cursor.formats import Format
 from ackstate.limits import GateLimits
+from ackstate.selection import Keep
 from ackstate.stores.memory import Fault, FaultKind
 from frozen.command import TRACES, answer_of
 from trace_files import read_rows

@@ -25,10 +25,10 @@ from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.manifest import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
-from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.cursor.config import cursor_settings
 from ackstate.limits.policies import decode_policies
 from ackstate.message import Message, decode_messages, encode_message
-from ackstate.properties import decode_properties
+from ackstate.pulsar_conf import decode_properties
 from ackstate.stores import bookkeeper, zookeeper
 from ackstate.stores.pulsar import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore

@@ -33,7 +33,7 @@ KILLERS_MAX = 6
 SECONDS_MAX = 8.0
 """Of the tests that are run on one mutant, as measured with their lines."""
 GOES = (
-    "ackstate/spelling",
+    "ackstate/checks",
     "ackstate/analysis/trace/generate",
 )
 """Modules that go: their mutants would prove nothing."""

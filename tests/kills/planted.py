@@ -29,7 +29,7 @@ class Planted(NamedTuple):
 
 _CURSOR, _MODEL = "tests/unit/cursor/test_", "tests/model/cursor/test_"
 _JOURNAL, _PLANNER = "ackstate/cursor/journal.py", "ackstate/cursor/persist.py"
-_ACKS, _BATCHES = "ackstate/cursor/state/unpersisted_acks.py", "ackstate/cursor/state/ack_state.py"
+_ACKS, _BATCHES = "ackstate/cursor/state.py", "ackstate/cursor/state.py"
 _ROUNDS, _MESSAGES = "ackstate/dispatch/rounds.py", "ackstate/dispatch/messages.py"
 _STORES = "ackstate/stores/"
 _SQLITE, _UNREADABLE = f"{_CURSOR}sqlite.py::test_", f"{_CURSOR}sqlite_unreadable.py::test_"
@@ -333,9 +333,9 @@ FOUND = (
         (f"{_CURSOR}failed_seek.py::test_no_receipt_counts_that_a_crash_may_void",),
     ),
     Planted(
-        "O22", "ackstate/cursor/state/view.py",
-        "for each in state.resets_begun)\n        return max(state.unp",
-        "for each in (min(state.resets_begun),))\n        return max(state.unp",
+        "O22", "ackstate/cursor/view.py",
+        "for each in state.resets_begun)\n            return max(state.unp",
+        "for each in (min(state.resets_begun),))\n            return max(state.unp",
         "After two failed seeks the un-persisted bytes are those of the lower one, which may be fewer.",
         (f"{_CURSOR}failed_seek.py::test_of_two_that_failed_the_one_counts_that_leaves_more_bytes",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import ackstate.cursor.state.persist_limits
+import ackstate.cursor.config
 from ackstate.dispatch.admission import Admission
 from ackstate.limits.gate import DispatchGate
 from ackstate.limits.rules import RuleState
@@ -16,7 +16,7 @@ def _keep_one_range_more():
     def one_more(ranges, *, range_count_max, keep, always):
         return select(ranges, range_count_max=range_count_max + 1, keep=keep, always=always)
 
-    return (Replacement(ackstate.cursor.state.persist_limits, "select", one_more),)
+    return (Replacement(ackstate.cursor.config, "select", one_more),)
 
 
 def _look_at_what_the_last_persist_left():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ackstate.cursor.persist import Persister, Round
 from ackstate.cursor.results import PersistTarget
-from ackstate.cursor.state.unpersisted_acks import UnpersistedAcks
+from ackstate.cursor.state import UnpersistedAcks
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.stores.base import StoreError
 from museum.exhibit import Exhibit, Replacement
@@ -17,7 +17,8 @@ def _forget_acks_that_came_meanwhile():
         end_write(self, mark_delete)
         if self._as_one is not None:
             self._as_one.difference_update(self.fresh)
-        self.fresh = DeletedRanges()
+        self.new.clear()
+        self._fresh = DeletedRanges()
 
     return (Replacement(UnpersistedAcks, "end_write", end_and_forget),)
 

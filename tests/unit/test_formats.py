@@ -11,7 +11,7 @@ import google_crc32c
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate import SqliteStore, UnsupportedVersionError
+from ackstate import DeletedRanges, SqliteStore, UnsupportedVersionError
 from ackstate.analysis.crash.campaign import Totals, read_totals, write_totals
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
@@ -104,6 +104,7 @@ def totals(version, directory):
 
 
 FORMATS = {
+    "ranges": (with_byte("ranges-v1.bin", 4), DeletedRanges.from_bytes, (2, 255), "version 1"),
     "native record": (with_byte("native-record-v2.bin", 4), decode, (1, 3, 255), "version 2"),
     "cursor pointer": (with_byte("cursor-pointer-v2.bin", 4), decode_pointer, (1, 3, 255), "version 2"),
     "message log record": (with_byte("log-record-v2-times.bin", 4), decode_log_record, (1, 3, 255), "version 2"),

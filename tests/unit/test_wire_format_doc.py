@@ -11,6 +11,7 @@ import google_crc32c
 import pytest
 from pyroaring import BitMap
 
+from ackstate import DeletedRanges
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder
@@ -106,6 +107,15 @@ def test_the_golden_delay_registry_reads_as_drawn():
     block = fields(data, "A **cursor property block**", 20)
     assert block == {"name size": 35, "text size": 2}
     assert data[26:63] == b"#pulsar.internal.delayed.bucket_3_717"
+
+
+def test_the_golden_ranges_read_as_drawn():
+    data = (GOLDEN / "ranges-v1.bin").read_bytes()
+    assert fields(data, "## Ranges, version 1") == {"magic": b"ACKD", "version": 1, "ledger count": 2}
+    ledgers = list(ledger_blocks(data, 12, 2))
+    assert [block[:2] for block in ledgers] == [(3, [43, 44]), (5, [0, 70_000])]
+    assert data[ledgers[-1][2] :] == struct.pack("<I", google_crc32c.value(data[:-4]))
+    assert DeletedRanges.from_bytes(data).to_bytes() == data
 
 
 def test_the_golden_pointers_read_as_drawn():

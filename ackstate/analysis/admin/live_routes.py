@@ -14,13 +14,13 @@ from fastapi import Depends, HTTPException, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
+from ackstate import pulsar_conf
 from ackstate.analysis.admin.answers import refusals
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
 from ackstate.analysis.admin.live_stats import LiveTopicInternalStats, LiveTopicStats, live_internal_stats, live_stats
 from ackstate.analysis.admin.live_topics import LiveTopic, named_topics
 from ackstate.analysis.admin.policy_routes import NamedOwner, namespace_names, tenant_name, topic_names
 from ackstate.analysis.live_explanation import ExplainedTopic, explain_subscription
-from ackstate.cursor import pulsar_conf
 from ackstate.cursor.config import RangeForm
 from ackstate.cursor.formats import Format
 from ackstate.limits.rules import Rule

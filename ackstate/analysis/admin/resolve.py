@@ -12,17 +12,13 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
 from ackstate.limits.policies import (
-    ENABLED_KEY,
-    MAX_DELAY_KEY,
-    TICK_KEY,
     Policies,
     check_fixed_delay_kept,
     check_namespace_settable,
     check_topic_settable,
     effective,
 )
-from ackstate.limits.rules import GATE_KEYS
-from ackstate.properties import check_spelling
+from ackstate.pulsar_conf import check_spelling, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOTHING = DelayedDeliveryPolicies()
 # The broker's properties that `BrokerDelayedDelivery`, `GateLimits` and `BrokerLimit` read.
-_KEYS = (*GATE_KEYS, ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY)
+_KEYS = keys_of("GateLimits", "BrokerLimit", "BrokerDelayedDelivery")
 
 
 class NumberPolicy(StrEnum):

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.cursor.formats import CursorState
-    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.deleted_ranges import DeletedRanges, Run
     from ackstate.inspect.findings import CursorInspection, JournalRecord
-    from ackstate.range_store import Run
 
 _SHOWN = 20  # ranges and batches, without --all-ranges
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from ackstate.spelling import did_you_mean
+from ackstate.checks import did_you_mean
 
 
 class CommandGroup(TyperGroup):

@@ -216,7 +216,7 @@ def _totals(found: Sequence[Judgement]) -> Iterator[str]:
 
 
 def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
-    from ackstate.cursor.pulsar_conf import METADATA_RANGES
+    from ackstate.pulsar_conf import METADATA_RANGES
 
     table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
     for each in found:

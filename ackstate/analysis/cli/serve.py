@@ -62,7 +62,7 @@ def serve(
     except ImportError as error:
         package = str(error.name).partition(".")[0]
         raise AckStateError(f"{package} is missing: install ackstate[admin]") from error
-    from ackstate.cursor.pulsar_conf import read_properties
+    from ackstate.pulsar_conf import read_properties
 
     token = _token(token_file)
     try:

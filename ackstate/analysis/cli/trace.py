@@ -23,7 +23,7 @@ from ackstate.analysis.cli.options import (
     path_argument,
 )
 from ackstate.analysis.durations import Duration
-from ackstate.spelling import closest
+from ackstate.checks import closest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

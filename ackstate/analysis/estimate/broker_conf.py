@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.cursor import pulsar_conf
+from ackstate import pulsar_conf
 from ackstate.cursor.formats import Format
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule

@@ -15,8 +15,8 @@ from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
 from ackstate.analysis.trace.days import days_of
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import trace_files
-from ackstate.cursor.pulsar_conf import cursor_settings
-from ackstate.properties import decode_properties
+from ackstate.cursor.config import cursor_settings
+from ackstate.pulsar_conf import decode_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

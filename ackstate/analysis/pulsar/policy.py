@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.pulsar.policy_name import PolicyName
-from ackstate.cursor.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, cursor_settings
-from ackstate.properties import flag, number, whole_number
+from ackstate.cursor.config import cursor_settings
+from ackstate.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 
 if TYPE_CHECKING:

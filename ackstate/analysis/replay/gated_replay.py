@@ -30,12 +30,12 @@ from ackstate.analysis.replay.replay import Epochs
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.deleted_ranges import MINUS_ONE_BYTES, isolated_range_bytes, range_fixed_bytes
 from ackstate.dispatch.admission import Admission
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
-from ackstate.record_size import MINUS_ONE_BYTES, isolated_range_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -115,7 +115,7 @@ def delivery_costs(events: EventChunk) -> Int64s:
 
 
 def _varint_bytes(numbers: Int64s) -> Int64s:
-    """Return `ackstate.record_size.varint_bytes` of some numbers."""
+    """Return `ackstate.deleted_ranges.varint_bytes` of some numbers."""
     return np.searchsorted(_LONGER_FROM, numbers, "right") + 1
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
+from ackstate.deleted_ranges import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 from ackstate.dispatch.admission import Sent
-from ackstate.record_size import firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,13 +7,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ackstate.analysis.durations import Duration
+from ackstate.checks import check_count, did_you_mean
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError
-from ackstate.integers import check_count
 from ackstate.limits.gate import GateLimits
 from ackstate.selection import Keep
-from ackstate.spelling import did_you_mean
 from ackstate.wire.pulsar import Compression, LimitRule, RangeForm
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ackstate.analysis.trace.broker_fields import NO_RECORD, BrokerLife, LedgerE
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
-from ackstate.cursor.pulsar_conf import cursor_settings
+from ackstate.cursor.config import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm

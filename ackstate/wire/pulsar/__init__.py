@@ -5,29 +5,18 @@ The snapshots of delayed messages are in `delay_snapshot`.
 """
 
 from ackstate.wire.pulsar.codec import (
-    COMPRESSION_THRESHOLD_BYTES,
-    CursorInfo,
-    PositionInfo,
-    decode_cursor_info,
-    decode_position_info,
-    encode_cursor_info,
-    encode_position_info,
+    COMPRESSION_THRESHOLD_BYTES as COMPRESSION_THRESHOLD_BYTES,
+    CursorInfo as CursorInfo,
+    PositionInfo as PositionInfo,
+    decode_cursor_info as decode_cursor_info,
+    decode_position_info as decode_position_info,
+    encode_cursor_info as encode_cursor_info,
+    encode_position_info as encode_position_info,
 )
-from ackstate.wire.pulsar.compression import Compression, MissingCodecError
-from ackstate.wire.pulsar.ranges import LimitRule, Limits, RangeForm, limit_ranges
-
-__all__ = [
-    "COMPRESSION_THRESHOLD_BYTES",
-    "Compression",
-    "CursorInfo",
-    "LimitRule",
-    "Limits",
-    "MissingCodecError",
-    "PositionInfo",
-    "RangeForm",
-    "decode_cursor_info",
-    "decode_position_info",
-    "encode_cursor_info",
-    "encode_position_info",
-    "limit_ranges",
-]
+from ackstate.wire.pulsar.compression import Compression as Compression, MissingCodecError as MissingCodecError
+from ackstate.wire.pulsar.ranges import (
+    LimitRule as LimitRule,
+    Limits as Limits,
+    RangeForm as RangeForm,
+    limit_ranges as limit_ranges,
+)

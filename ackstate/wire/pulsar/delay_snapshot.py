@@ -23,11 +23,10 @@ import google_crc32c
 import numpy as np
 from pyroaring import BitMap
 
+from ackstate.checks import LONG_MAX
+from ackstate.deleted_ranges import decode_bitmap, varint_bytes
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from ackstate.properties import LONG_MAX
-from ackstate.record_size import varint_bytes
-from ackstate.wire.native import decode_bitmap
 from ackstate.wire.pulsar.fields import (
     Bytes,
     Int64s,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 import numpy as np
 from numpy.typing import NDArray
 
+from ackstate.deleted_ranges import varint_bytes
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.record_size import varint_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

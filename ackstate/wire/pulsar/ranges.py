@@ -32,10 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, varint_bytes
 from ackstate.entry_bitmap import bitmap_of_runs, runs_of
 from ackstate.position import ENTRY_ID_MAX
-from ackstate.record_size import varint_bytes
 from ackstate.selection import Selection, select
 from ackstate.wire.pulsar.fields import Bytes, Int64s, InvalidRecordError, RowLayout, decode_rows, varint
 

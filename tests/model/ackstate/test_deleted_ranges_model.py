@@ -49,6 +49,23 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.add(position) == (position not in self.model)
         self.model.add(position)
 
+    @rule(position=positions)
+    def add_valid(self, position):
+        assert self.ranges.add_valid(*position) == (position not in self.model)
+        self.model.add(position)
+
+    @rule(is_beside=st.booleans())
+    def remove_lowest(self, is_beside):
+        if not self.model:
+            return
+        ledger_id, first = min(self.model)
+        end = next((run.end for run in runs_of(self.model) if run[:2] == (ledger_id, first)), None)
+        if is_beside and first:
+            assert self.ranges.remove_lowest(ledger_id, first - 1) == first - 1
+        else:
+            assert self.ranges.remove_lowest(ledger_id, first) == end
+            self.model -= {Position(ledger_id, entry) for entry in range(first, end)}
+
     @rule(position=positions, length=st.integers(0, 9))
     def add_run(self, position, length):
         ledger_id, first = position
@@ -118,7 +135,9 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.range_count == len(runs)
         assert self.ranges.record_bytes == protobuf_bytes(runs)
         assert str(self.ranges) == "[" + ",".join(f"({a}:{b - 1}..{a}:{c - 1}]" for a, b, c in runs) + "]"
-        assert self.ranges.copy() == self.ranges
+        assert list(self.ranges) == sorted(self.model)
+        assert self.ranges.copy() == DeletedRanges(self.model) == DeletedRanges(runs) == self.ranges
+        assert DeletedRanges.from_bytes(self.ranges.to_bytes()) == self.ranges
         self.ranges._check()
 
 

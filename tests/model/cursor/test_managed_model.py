@@ -13,8 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import AckStateError, CursorConfig, Format, Keep, Message, Position
+from ackstate import AckStateError, CursorConfig, Format, Message, Position
 from ackstate.limits import GateLimits
+from ackstate.selection import Keep
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from crash.model.client_events import append

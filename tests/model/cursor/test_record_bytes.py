@@ -12,23 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ackstate import (
-    CursorConfig,
-    DeletedRanges,
-    Format,
-    Keep,
-    LedgerMap,
-    ManagedCursor,
-    MemoryStore,
-    Position,
-    StoreError,
-)
+from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
 from ackstate.cursor import PersistTarget
+from ackstate.cursor.config import PersistLimits
 from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.persist_limits import PersistLimits
-from ackstate.cursor.state.view import AckView
-from ackstate.record_size import isolated_range_bytes, range_bytes
+from ackstate.cursor.state import CursorAckState
+from ackstate.cursor.view import AckView
+from ackstate.deleted_ranges import isolated_range_bytes, range_bytes
+from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryDisk
 
 LEDGER = 5

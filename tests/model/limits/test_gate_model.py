@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ackstate import DeletedRanges, Position
+from ackstate.deleted_ranges import isolated_range_bytes
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
-from ackstate.record_size import isolated_range_bytes
 
 BYTES, RANGES, MESSAGES, CONSUMER, BROKER = Rule
 # Ids whose ranges differ much in size, with neighbours among them: acks join ranges as well as open them.

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ackstate import LedgerMap, Position
-from ackstate.deleted_ranges import DeletedRanges
+from ackstate.deleted_ranges import DeletedRanges, isolated_range_bytes
 from ackstate.limits import AckLimiter, GateLimits
-from ackstate.record_size import isolated_range_bytes
 
 COUNTS = {3: 10, 9: 131, 10: 5}
 POSITIONS = [Position(ledger_id, entry_id) for ledger_id, count in COUNTS.items() for entry_id in range(count)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position
 from ackstate.ack_hole import AckEffect, ack_effect, hole_at, holes
-from ackstate.cursor.state.ack_state import CursorAckState
+from ackstate.cursor.state import CursorAckState
 
 
 def acked(counts, *positions, trimmed_below=0):

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import struct
 from array import array
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from ackstate import DeletedRanges, Position
-from ackstate.record_size import isolated_range_bytes
+from ackstate import CorruptStateError, DeletedRanges, Position, Run, UnsupportedVersionError
+from ackstate.deleted_ranges import isolated_range_bytes
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids
 
 P = Position
@@ -113,6 +115,51 @@ def test_a_refused_call_changes_nothing(refused):
         refused(ranges)
     assert ranges == ranges_of((1, 5, 8))
     ranges._check()
+
+
+@pytest.mark.parametrize(
+    "acked", [[P(1, -1)], [P(1, 1.5)], [Run(1, 5, 4)], [Run(1, 0, 2.5)], [Run(-1, 0, 2)], ["1:2"], [(1, 2, 3)], P(1, 2)]
+)
+def test_only_positions_and_runs_make_ranges(acked):
+    with pytest.raises((ValueError, TypeError)):
+        DeletedRanges(acked)
+
+
+def test_bytes_that_are_damaged_or_foreign_are_refused():
+    data = ranges_of((1, 5, 8), (7, 0, 70_000)).to_bytes()
+    damaged = [data[:length] for length in range(len(data))]
+    damaged += [
+        data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)
+    ]
+    for each in [*damaged, data + b"\0", data + data]:
+        with pytest.raises((CorruptStateError, UnsupportedVersionError), match="ranges"):
+            DeletedRanges.from_bytes(each)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [(1, b"")],
+        [(1, BitMap().serialize())],
+        [(1, BitMap([1]).serialize() + b"\0")],
+        [(2, BitMap([1]).serialize()), (2, BitMap([3]).serialize())],
+        [(LEDGER_ID_MAX + 1, BitMap([1]).serialize())],
+    ],
+)
+@pytest.mark.parametrize("counted", [-1, 0, 1])
+def test_blocks_that_no_set_has_are_refused(blocks, counted):
+    data = struct.pack("<4sII", b"ACKD", 1, len(blocks) + counted)
+    data += b"".join(struct.pack("<QI", ledger_id, len(bitmap)) + bitmap for ledger_id, bitmap in blocks)
+    with pytest.raises(CorruptStateError, match="ranges"):
+        DeletedRanges.from_bytes(data + struct.pack("<I", google_crc32c.value(data)))
+
+
+def test_ranges_of_another_version_are_unsupported():
+    data = struct.pack("<4sII", b"ACKD", 2, 0)
+    with pytest.raises(UnsupportedVersionError, match="version 2"):  # before the checksum is read
+        DeletedRanges.from_bytes(data + bytes(4))
+    with pytest.raises(UnsupportedVersionError, match="version 2"):
+        DeletedRanges.from_bytes(data + struct.pack("<I", google_crc32c.value(data)))
 
 
 def test_entries_come_from_any_integers():
@@ -219,3 +266,15 @@ def test_a_set_without_itself_is_empty():
     assert ranges.difference_update(ranges) == 7
     assert ranges == DeletedRanges()
     ranges._check()
+
+
+def test_no_run_begins_above_the_highest_entry():
+    ranges = ranges_of((4, 0, 1))
+    assert ranges.remove_lowest(3, ENTRY_ID_MAX + 1) == ENTRY_ID_MAX + 1
+    assert len(ranges) == 1
+
+
+@pytest.mark.parametrize("entry_id", [7.5, "7"])
+def test_a_run_is_not_looked_up_by_a_fraction(entry_id):
+    with pytest.raises(TypeError):
+        ranges_of((3, 7, 8)).run_containing(P(3, entry_id))

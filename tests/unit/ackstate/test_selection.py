@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ackstate.selection
-from ackstate import DeletedRanges, Keep, Run, select
+from ackstate import DeletedRanges, Run
+from ackstate.selection import Keep, select
 from strategies import ENTRY_ID_MAX, ledger_ids
 
 small_ledgers = st.dictionaries(st.sampled_from([0, 3, 4]), st.sets(st.integers(0, 24), max_size=14), max_size=3)

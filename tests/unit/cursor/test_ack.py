@@ -115,14 +115,14 @@ def test_entries_of_many_ledgers_are_acked_together_or_not_at_all():
         cursor.delivered(P(4, 4), now_ms=0)
     entries = {3: BitMap([0, 1, 3]), 4: BitMap([2])}
     with pytest.raises(AckStateError, match="4:5"):
-        many.intake.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1)
+        many.ack_bitmaps({**entries, 4: BitMap([5])}, now_ms=1)
     assert many.redelivery_if_crashed == 0
-    receipt = many.intake.ack_bitmaps(entries, now_ms=1)
+    receipt = many.ack_bitmaps(entries, now_ms=1)
     for ledger_id, bitmap in entries.items():
         one.ack_entries(ledger_id, bitmap, now_ms=1)
     assert (receipt.newly_acked, receipt.entries) == (4, entries)
     assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
-    assert many.intake.ack_bitmaps(entries, now_ms=1).newly_acked == 0
+    assert many.ack_bitmaps(entries, now_ms=1).newly_acked == 0
     many.close(now_ms=2)
     with pytest.raises(AckStateError):
-        many.intake.ack_bitmaps(entries, now_ms=3)
+        many.ack_bitmaps(entries, now_ms=3)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
-from ackstate.cursor.state.ack_state import CursorAckState
-from ackstate.cursor.state.persist_limits import PersistLimits
+from ackstate.cursor.config import PersistLimits
+from ackstate.cursor.state import CursorAckState
 from ackstate.stores.base import PayloadTooLargeError
 from ackstate.stores.memory import Fault, FaultKind
 

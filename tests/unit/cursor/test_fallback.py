@@ -12,7 +12,6 @@ from ackstate import (
     CursorConfig,
     CursorFencedError,
     Format,
-    Keep,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
@@ -22,6 +21,7 @@ from ackstate import (
 )
 from ackstate.cursor import PersistTarget, persist_all
 from ackstate.cursor.recovery import Recovery
+from ackstate.selection import Keep
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.stores.sqlite import SqliteStore
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorConfig, Keep, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.cursor import PersistTarget
+from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryDisk
 
 P = Position

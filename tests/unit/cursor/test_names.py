@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from importlib import import_module
+from importlib.metadata import version
 
 import pytest
+
+from ackstate import MemoryStore, Topics
 
 PACKAGES = [
     "ackstate",
@@ -24,6 +28,37 @@ def test_each_name_can_be_imported_and_is_one_object_everywhere(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_package_can_be_imported_first(package):
     subprocess.run([sys.executable, "-P", "-c", f"import {package}"], check=True)
+
+
+def test_the_library_loads_neither_the_web_nor_spark_nor_java_nor_what_an_extra_has():
+    code = "import ackstate, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not {"pyspark", "pandas", "pyarrow", "fastapi", "starlette", "uvicorn", "httpx", "jpype", "kazoo"} & {
+        *loaded
+    }
+
+
+def test_the_store_of_an_extra_names_it_if_it_is_not_installed(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ackstate.stores.bookkeeper", raising=False)
+    monkeypatch.setitem(sys.modules, "ackstate.stores.zookeeper", None)
+    with pytest.raises(ImportError, match=r"ackstate\[bookkeeper\]"):
+        import_module("ackstate").BookKeeperStore  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert import_module("ackstate").__version__ == version("ackstate")
+
+
+def test_what_a_program_holds_names_itself():
+    with closing(MemoryStore()) as store:
+        topic = Topics(store).open("orders", now_ms=0)
+        subscription = topic.subscribe("billing", now_ms=0)
+        assert repr(store) == f"<MemoryStore of {len(store.disk.ledgers)} ledgers>"
+        assert "orders" in repr(topic)
+        assert "SHARED" in repr(subscription)
+        assert "billing at 1:-1" in repr(subscription.cursor)
 
 
 def test_other_names_are_refused():

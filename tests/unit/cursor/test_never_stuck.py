@@ -23,8 +23,8 @@ from ackstate import (
     SubscriptionType,
 )
 from ackstate.delay import TopicDelayIndex
+from ackstate.deleted_ranges import isolated_range_bytes
 from ackstate.limits import DispatchGate, GateLimits, Rule
-from ackstate.record_size import isolated_range_bytes
 from ackstate.stores.memory import MemoryDisk
 from ackstate.topic import MessageLog
 from ackstate.topic.message_log import NO_DELAY

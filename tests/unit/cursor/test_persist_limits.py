@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ackstate import DeletedRanges
-from ackstate.cursor.state.persist_limits import PersistLimits
+from ackstate.cursor.config import PersistLimits
 from ackstate.wire.pulsar import LimitRule
 
 LIMITS = PersistLimits(range_count_max=3, rule=LimitRule.PULSAR_5_0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ackstate import CursorConfig
-from ackstate.properties import parse_properties
+from ackstate.pulsar_conf import parse_properties
 from ackstate.wire.pulsar import Compression, RangeForm
 
 RANGES = "managedLedgerMaxUnackedRangesToPersist"

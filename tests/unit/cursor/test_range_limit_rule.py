@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import CursorConfig, Format, Keep, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from topics import NumberedTopic
 

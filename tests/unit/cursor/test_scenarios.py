@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ackstate import CursorConfig, Keep, LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
+from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryDisk
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))

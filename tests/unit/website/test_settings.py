@@ -1,64 +1,74 @@
-"""Every key of Pulsar changes a setting, and the one whose description names it."""
+"""Every key of Pulsar sets a field of a class of settings, and the one whose description names it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass
 
 import pytest
 
-from ackstate import CursorConfig
-from ackstate.cursor.pulsar_conf import CURSOR_KEYS
+from ackstate import BrokerLimit, CursorConfig, GateLimits
 from ackstate.delay import DelayConfig
-from ackstate.limits.policies import ENABLED_KEY, MAX_DELAY_KEY, TICK_KEY
-from ackstate.limits.rules import GATE_KEYS
+from ackstate.limits import BrokerDelayedDelivery
+from ackstate.pulsar_conf import PAUSE, SETTINGS
 from website import settings
-from website.pulsar_keys import KEYS
 
-NAMES = [key.name for key in KEYS]
-WITHOUT_EFFECT = {
-    "delayedDeliveryPruneMinIntervalMillis",
-    "delayedDeliveryPruneEligibleRatio",
-    "delayedDeliveryTopicManagerIdleMillis",
+KINDS = {kind.__name__: kind for kind in (CursorConfig, GateLimits, BrokerLimit, DelayConfig, BrokerDelayedDelivery)}
+KEYS = list(dict.fromkeys(each.key for each in SETTINGS))
+# A valid value of a key, other than the default, if 77 is none.
+VALUES = {
+    "managedLedgerPersistIndividualAckAsLongArray": "false",
+    "managedCursorInfoCompressionType": "ZSTD",
+    "acknowledgmentAtBatchIndexLevelEnabled": "false",
+    "maxUnPersistAckRecordsBytes": "7777",
+    "maxUnackedMessagesPerSubscriptionOnBrokerBlocked": "0.5",
+    PAUSE: "true",
+    "delayedDeliveryEnabled": "false",
+    "delayedDeliveryTrackerFactoryClassName": "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory",
+    "isDelayedDeliveryDeliverAtTimeStrict": "true",
+}
+NEEDED = {
+    ("GateLimits", "managedLedgerMaxUnackedRangesToPersist"): {PAUSE: "true"},
+    ("BrokerLimit", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"): {"maxUnackedMessagesPerBroker": "77"},
 }
 
 
-def is_known_to_delays(key):
-    try:
-        DelayConfig.from_pulsar_conf({key: "x"})
-    except ValueError as error:
-        return "unknown key" not in str(error)
-    return True
+def values(kind, properties):
+    read = kind.from_pulsar_conf(properties)
+    names = [each.name for each in fields(read)] if is_dataclass(read) else ["max_unacked_messages", "blocked_share"]
+    return {name: getattr(read, name) for name in names}
 
 
-def test_every_key_that_is_read_is_listed_once():
-    of_delays = {name for name in NAMES if "elayedDelivery" in name}
-    assert all(is_known_to_delays(name) for name in of_delays)
-    assert not is_known_to_delays("delayedDeliveryNonsense")
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_changes_the_fields_that_the_table_names_and_no_other(kind, key):
+    needed = NEEDED.get((kind.__name__, key), {})
+    before, after = values(kind, needed), values(kind, {**needed, key: VALUES.get(key, "77")})
+    changed = {name for name in after if after[name] != before[name]}
+    # With only one of the rate and the interval, the other has Pulsar's default.
+    paced = {"flush_interval_ms", "mark_delete_rate_limit"}
+    named = {each.field for each in SETTINGS if (each.key, each.kind) == (key, kind.__name__)} - {""}
+    assert changed - paced == named - paced
+    assert named & paced <= changed
+
+
+def test_each_key_has_one_row_with_its_default():
+    assert [each.key for each in SETTINGS if each.default] == KEYS
+
+
+def test_the_keys_of_delays_are_those_that_the_class_describes():
+    of_delays = {key for key in KEYS if "elayedDelivery" in key}
     named = set(re.findall(r"``(\w*elayedDelivery\w+)``", DelayConfig.__doc__ + DelayConfig.from_pulsar_conf.__doc__))
     assert named - {"InMemoryTopicDelayedDeliveryTrackerFactory"} == of_delays
-    assert set(NAMES) == {*CURSOR_KEYS, *GATE_KEYS, ENABLED_KEY, TICK_KEY, MAX_DELAY_KEY, *of_delays}
-    assert len(NAMES) == len(set(NAMES))
-
-
-def test_every_key_but_those_of_no_effect_changes_a_setting():
-    assert {key.name for key in KEYS if not settings.settings_changed_by(key)} == WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize("kind", [CursorConfig, DelayConfig])
-def test_a_key_changes_the_setting_whose_description_names_it(kind):
-    read = {name: set(keys) for (owner, name), keys in settings.keys_by_setting().items() if owner is kind}
+def test_a_key_sets_the_field_whose_description_names_it(kind):
     for name, description in settings.descriptions(kind).items():
-        keys = {key for key in re.findall(r"``(\w+)``", description) if key in NAMES}
-        assert keys <= read.get(name, set()), name
+        keys = {key for key in re.findall(r"``(\w+)``", description) if key in KEYS}
+        assert keys <= set(settings.keys_of_setting(kind, name)), name
 
 
 def test_no_setting_of_a_cursor_or_of_delays_lacks_its_description():
     for kind in (CursorConfig, DelayConfig):
         assert set(settings.descriptions(kind)) == {each.name for each in fields(kind)}
-
-
-def test_a_key_that_changes_nothing_is_noticed():
-    rate = next(key for key in KEYS if key.name == "managedLedgerMaxBatchDeletedIndexToPersist")
-    assert settings.settings_changed_by(rate) == [(CursorConfig, "batch_count_max")]
-    assert settings.settings_changed_by(replace(rate, other_value="10000")) == []

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ackstate.deleted_ranges import VARINT_BYTES, range_fixed_bytes, varint_bytes
 from ackstate.entry_bitmap import runs_of
-from ackstate.record_size import VARINT_BYTES, range_fixed_bytes, varint_bytes
 from ackstate.wire.pulsar import LimitRule, RangeForm, limit_ranges
 from ackstate.wire.pulsar.ranges import words_of
 

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ackstate import pulsar_conf
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError
-from ackstate.cursor import pulsar_conf
-from ackstate.properties import flag, number, whole_number
+from ackstate.cursor.config import cursor_settings
+from ackstate.pulsar_conf import flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _defaults(version: str, *, assumed: str) -> BrokerSettings:
 
 
 def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
-    ours = pulsar_conf.cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
+    ours = cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
     message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
     found: dict[str, Any] = {
         "form": ours.get("range_form"),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
+from ackstate import pulsar_conf
 from ackstate.analysis.pulsar.snapshot import broker_settings
 from ackstate.analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
 from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, acked, read_position
-from ackstate.cursor import pulsar_conf
 from ackstate.position import Position
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
 

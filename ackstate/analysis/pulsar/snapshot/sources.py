@@ -19,8 +19,8 @@ from ackstate.analysis.pulsar.snapshot.internal_stats import (
     read_object,
 )
 from ackstate.analysis.pulsar.snapshot.requests import request_all
-from ackstate.cursor.pulsar_conf import CURSOR_KEYS
 from ackstate.errors import AckStateError
+from ackstate.pulsar_conf import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -274,7 +274,7 @@ class LiveBroker:
             return broker_settings(None, version, assumed=why)
         texts = _texts(configuration, "configuration of the broker")
         if is_pulsar:
-            self.cursor_properties = {key: texts[key] for key in CURSOR_KEYS if key in texts}
+            self.cursor_properties = {key: texts[key] for key in keys_of("CursorConfig") if key in texts}
         return broker_settings(texts, version)
 
     def _with_namespace(self, settings: BrokerSettings, namespace: str) -> BrokerSettings:

@@ -237,7 +237,7 @@ def assert_same_ruler(chance, age, *, ack_share, count=658):
             else:
                 real.ack(position, now_ms=each_ms)
         real.tick(now_ms=each_ms)
-    young, other = real.intake.young_age, replay.cursor.intake.young_age
+    young, other = real.young_age, replay.cursor.young_age
     assert young.ruler.marks() == other.ruler.marks()
     ages = [young.ruler.old_up_to(young.age_ms, now_ms + later) for later in range(1, 1_500, 7)]
     assert ages == [other.ruler.old_up_to(other.age_ms, now_ms + later) for later in range(1, 1_500, 7)]

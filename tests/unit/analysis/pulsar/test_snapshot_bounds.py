@@ -24,9 +24,9 @@ from ackstate.analysis.pulsar.snapshot.internal_stats import (
 )
 from ackstate.analysis.pulsar.snapshot.judgement import Looks, judge
 from ackstate.analysis.pulsar.snapshot.sources import RecordedAnswers, TopicAnswers
-from ackstate.cursor.pulsar_conf import AS_WORDS, RANGES
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
+from ackstate.pulsar_conf import AS_WORDS, RANGES
 from ackstate.wire.pulsar import LimitRule, PositionInfo, RangeForm, encode_position_info, limit_ranges
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "internal-stats"

@@ -1,8 +1,17 @@
-"""Checks that numbers from a caller are integers within bounds."""
+"""Checks what a caller gave: numbers that are integers within bounds, and words that are known."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from operator import index
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+INT_MAX = 2**31 - 1  # Java's Integer.MAX_VALUE
+LONG_MAX = 2**63 - 1
+LONG_MIN = -LONG_MAX - 1
 
 
 def integer(name: str, number: int) -> int:
@@ -37,3 +46,27 @@ def check_within(name: str, value: object, *, least: int, most: int, unit: str =
         raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {value}")
+
+
+def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:
+    """Return the known word closest to another, empty if none is close.
+
+    >>> closest("flush_intervall", ["flush_interval_ms", "keep"])
+    'flush_interval_ms'
+
+    Args:
+        word: The other word.
+        known: The words to choose from.
+        likeness_min: The least similarity, from 0 to 1, as in `difflib`.
+    """
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness_min)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown word, empty if no known word is close.
+
+    >>> f"unknown key 'kep'{did_you_mean('kep', ['keep', 'format'])}"
+    "unknown key 'kep'; did you mean 'keep'?"
+    """
+    meant = closest(word, known)
+    return f"; did you mean {meant!r}?" if meant else ""

@@ -1,27 +1,340 @@
-"""Holds one subscription's acks in memory, the durable ones among them, and the receipts that these cover."""
+"""Holds one subscription's acks in memory, the durable ones among them, and the receipts that these cover.
+
+`CursorAckState` owns every number of a cursor; `UnpersistedAcks` and `UnpersistedBatches` are the part of it that no
+durable record holds. One call at a time, no I/O, no lock.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from pyroaring import BitMap
+
 from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
+from ackstate.cursor.config import UNLIMITED
 from ackstate.cursor.formats import CursorState, check_within_log
-from ackstate.cursor.state.persist_limits import UNLIMITED
-from ackstate.cursor.state.unpersisted_acks import EVERYTHING, UnpersistedAcks
-from ackstate.deleted_ranges import DeletedRanges
-from ackstate.entry_bitmap import bitmap_of
+from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_bytes
+from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
-from ackstate.position import Position, check_position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pyroaring import BitMap
-
+    from ackstate.cursor.config import PersistLimits
     from ackstate.cursor.results import Receipt
-    from ackstate.cursor.state.persist_limits import PersistLimits
     from ackstate.ledger_map import LedgerMap
+
+# A bulk operation takes as long as this many single ones.
+_FEW_MAX = 8
+EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
+"""Above every position: nothing is too young to be persisted."""
+
+
+@final
+class UnpersistedAcks:
+    """Acks above the mark-delete position that are not durable; bitmap operations over them, no I/O, no lock.
+
+    Each is in exactly one of four sets. Only `in_flight` may hold entries at or below the mark-delete position. The
+    owner reports each ack by `add` or `add_entries`, or adds its entry to `new`.
+    """
+
+    def __init__(self) -> None:
+        self.nothing_held_back = True
+        """Whether no persist has excluded one of them or failed to write it, so that an ack changes `fresh` only."""
+        self.new = BitMap()
+        """Entries of `new_ledger_id` that are to be added to `fresh`: nearly each ack adds one, few calls read it."""
+        self.new_ledger_id = -1
+        self.passed: Position | None = None
+        """The mark-delete position, if `fresh` may hold entries that it covers."""
+        self._fresh = DeletedRanges()
+        self.in_flight = DeletedRanges()
+        """Being written."""
+        self.held = DeletedRanges()
+        """Held back as young."""
+        self.cut = DeletedRanges()
+        """Cut off by a limit on ranges."""
+        self.displaced = DeletedRanges()
+        """The part of `cut` that was durable until the persist under way, or the last one, preferred other ranges."""
+        # Acks that a persist excluded and that the mark-delete position has covered since. They wait until that
+        # position is durable. Invariant: all of them are at or below it and above the persisted one.
+        self.covered = DeletedRanges()
+        self._has_failed = False  # whether `fresh` holds acks of a write that failed
+        # The union of the four sets, so that adjacent ranges count as one; stored while something is excluded.
+        self._as_one: DeletedRanges | None = None
+        # While a persist is under way, the other sets that the union may become: the union without the acks that are
+        # being written or, until they are written, without those that they displace. An ack that joins ranges in one
+        # may stand alone in others.
+        self._outcomes: tuple[DeletedRanges, ...] = ()
+
+    @property
+    def fresh(self) -> DeletedRanges:
+        """Acked since the last persist began, or part of a write that failed."""
+        if self.new:
+            new, self.new = self.new, BitMap()
+            if len(new) > _FEW_MAX:
+                self._fresh.add_entries(self.new_ledger_id, new)
+            else:
+                for entry_id in new:
+                    self._fresh.add_valid(self.new_ledger_id, entry_id)
+        if self.passed is not None:
+            self._fresh.remove_at_most(self.passed)
+            self.passed = None
+        return self._fresh
+
+    @property
+    def held_count(self) -> int:
+        """How many the persist under way, or the last one, holds back. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.held)
+
+    @property
+    def cut_count(self) -> int:
+        """How many it cuts off. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.cut)
+
+    @property
+    def displaced_count(self) -> int:
+        """How many of these were durable before. Complexity: O(1)."""
+        return 0 if self.nothing_held_back else len(self.displaced)
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of their ranges. Complexity: O(1).
+
+        While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
+        have added.
+        """
+        if self._as_one is not None:
+            return max(ranges.record_bytes for ranges in self._alternatives())
+        return self.fresh.record_bytes + self.in_flight.record_bytes
+
+    def sets(self) -> tuple[DeletedRanges, ...]:
+        """Return the four sets: to be read, not changed."""
+        return self.fresh, self.in_flight, self.held, self.cut
+
+    def joined_by(self) -> tuple[DeletedRanges, ...]:
+        """Return the sets whose ranges the next ack may join; each may turn out to be the one that counts."""
+        return (self.fresh,) if self._as_one is None else self._alternatives()
+
+    def as_one(self) -> DeletedRanges:
+        """Return all of them as one set: to be read, not changed."""
+        if self._as_one is not None:
+            return self._as_one
+        if not self.in_flight:
+            return self.fresh
+        both = self.fresh.copy()
+        both.update(self.in_flight)
+        return both
+
+    def excludes(self, position: Position) -> bool:
+        """Return whether the persist under way, or the last one, excludes an entry."""
+        return position in self.held or position in self.cut
+
+    def move_to(self, ledger_id: int) -> None:
+        """Make `new` hold entries of a ledger."""
+        if self.new:
+            self.fresh  # noqa: B018 - it takes in those of the ledger before
+        self.new_ledger_id = ledger_id
+
+    def add_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
+        """Note entries, all of them new, that were acked."""
+        if ledger_id != self.new_ledger_id:
+            self.move_to(ledger_id)
+        self.new |= entry_ids
+        self.added(ledger_id, entry_ids)
+
+    def added(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+        """Note entries that were added to `new`, unless `nothing_held_back`."""
+        if self._as_one is not None:
+            for ranges in self._alternatives():
+                ranges.add_entries(ledger_id, entry_ids)
+
+    def cover(self, mark_delete: Position) -> None:
+        """Forget the acks that the mark-delete position covers."""
+        # Those that an earlier persist excluded are remembered until the mark-delete is durable, for their receipts.
+        for excluded in (self.held, self.cut, self.fresh if self._has_failed else None):
+            if excluded:
+                self.covered.update(excluded.take_at_most(mark_delete))
+        self.passed = mark_delete
+        if self._as_one is not None:
+            for ranges in self._alternatives():
+                ranges.remove_at_most(mark_delete)
+
+    def can_promote(self, up_to: Position) -> bool:
+        """Return whether an ack at or below a position is fresh, or was held back."""
+        lowest = (ranges.first_range() for ranges in (self.fresh, self.held) if ranges)
+        return any(each is not None and each[0] < up_to for each in lowest)
+
+    def begin_write(
+        self, deleted: DeletedRanges, *, up_to: Position, limit: PersistLimits, record_bytes_max: int | None
+    ) -> None:
+        """Move the acks to be written to `in_flight`.
+
+        Args:
+            deleted: All acks above the mark-delete position.
+            up_to: Acks above it are held back.
+            limit: Ranges beyond it are cut off.
+            record_bytes_max: The most that `record_bytes` may grow to.
+        """
+        ready = self.fresh
+        self._fresh = DeletedRanges()
+        if self.nothing_held_back and up_to == EVERYTHING and limit.range_count_max is None:
+            self.in_flight = ready
+            return
+        self._has_failed = False
+        if self.held or up_to != EVERYTHING:
+            if self._as_one is None:
+                self._as_one = ready.copy()
+            up_to = self._grown(up_to, record_bytes_max)
+            # Acks that were cut off may be young. A range may only be split at `up_to`, where it may grow.
+            for ranges in (ready, self.cut):
+                self.held.update(ranges)
+            self.cut = DeletedRanges()
+            ready = self.held.take_at_most(up_to)
+        if self.cut:
+            ready.update(self.cut)
+            self.cut = DeletedRanges()
+        if self.displaced:
+            self.displaced = DeletedRanges()
+        if limit.range_count_max is not None:
+            ready = self._cut_to_limit(ready, deleted, limit, record_bytes_max)
+        self.in_flight = ready
+        self.nothing_held_back = not self.held and not self.cut
+        if self.nothing_held_back:
+            self._as_one = None
+            return
+        assert self._as_one is not None
+        left = self._as_one.copy()
+        left.difference_update(ready)
+        self._outcomes = (*self._outcomes, left)
+
+    def end_write(self, mark_delete: Position) -> None:
+        """Forget the acks in flight, which were written, and those that the written mark-delete position covers."""
+        if self.covered:
+            self.covered.remove_at_most(mark_delete)
+        if self._as_one is not None:
+            self._as_one.difference_update(self.in_flight)
+            self._outcomes = ()
+        self.in_flight = DeletedRanges()
+
+    def abandon_write(self, mark_delete: Position) -> None:
+        """Return the acks in flight to `fresh`; those that they were to displace may be gone."""
+        self.covered.update(self.in_flight.take_at_most(mark_delete))
+        self.fresh.update(self.in_flight)
+        self._has_failed, self.nothing_held_back = True, False
+        self.in_flight, self._outcomes = DeletedRanges(), ()
+
+    def withdraw_displacement(self) -> None:
+        """Note that the ranges to be displaced are still durable."""
+        self.cut.difference_update(self.displaced)
+        if self._as_one is not None:
+            self._as_one.difference_update(self.displaced)
+
+    def promotable_up_to(self, record_bytes_max: int) -> Position | None:
+        """Return the lowest end of a range such that the ranges above it take at most `record_bytes_max` bytes.
+
+        Complexity: O(log ranges) bitmap operations over one ledger's.
+        """
+        room = record_bytes_max
+        for ledger_id, bitmap in reversed(list(self.as_one().bitmaps())):
+            begins = firsts(bitmap)
+            size = ranges_bytes(ledger_id, bitmap, begins)
+            if size > room:
+                left_count = bisect_right(range(len(begins) + 1), room, key=partial(_highest_bytes, ledger_id, bitmap))
+                given = len(begins) - (left_count - 1)
+                entry_count = len(bitmap) if given == len(begins) else bitmap.rank(begins[given]) - 1
+                return Position(ledger_id, bitmap[entry_count - 1])
+            room -= size
+        return None
+
+    def count_between(self, lower: Position, upper: Position) -> int:
+        """Count those above one position and at or below another. Complexity: O(ledgers)."""
+        if upper <= lower:
+            return 0
+        return self.as_one().cardinality(Position(lower.ledger_id, lower.entry_id + 1), upper)
+
+    def _alternatives(self) -> tuple[DeletedRanges, ...]:
+        assert self._as_one is not None
+        return (self._as_one, *self._outcomes)
+
+    def _grown(self, up_to: Position, record_bytes_max: int | None) -> Position:
+        """Return the position, raised to the end of its range if a split would exceed `record_bytes_max`."""
+        assert self._as_one is not None
+        ledger_id, entry_id = up_to
+        run = self._as_one.run_containing(up_to) if 0 <= entry_id < ENTRY_ID_MAX else None
+        if run is None or run.end == entry_id + 1:
+            return up_to
+        growth = range_first_bytes(entry_id + 1) - range_first_bytes(run.first)
+        if growth <= 0:
+            return up_to
+        if record_bytes_max is not None and self._as_one.record_bytes + growth > record_bytes_max:
+            return Position(ledger_id, run.end - 1)
+        return up_to
+
+    def _cut_to_limit(
+        self, ready: DeletedRanges, deleted: DeletedRanges, limit: PersistLimits, record_bytes_max: int | None
+    ) -> DeletedRanges:
+        """Return the ready acks that the durable state has room for, and cut off the rest.
+
+        Displaced ranges count as not durable from now on, because a failed write may still have happened.
+        """
+        assert limit.range_count_max is not None
+        if not self.held and limit.has_room_for(deleted):
+            return ready
+        wanted = deleted.copy()
+        wanted.difference_update(self.held)
+        durable = wanted.copy()
+        durable.difference_update(ready)
+        unpersisted = ready.copy() if self._as_one is None else self._as_one
+        always = None if limit.displaces else durable
+        kept = limit.select(wanted, always=always)
+        displaced = durable.copy()
+        displaced.difference_update(kept)
+        if displaced:
+            grown = unpersisted.copy()
+            grown.update(displaced)
+            left = grown.copy()
+            left.difference_update(kept)
+            if record_bytes_max is not None and max(grown.record_bytes, left.record_bytes) > record_bytes_max:
+                return self._cut_to_limit(ready, deleted, limit._replace(displaces=False), record_bytes_max)
+            self._outcomes = (unpersisted,)
+            unpersisted = grown
+        self._as_one = unpersisted
+        wanted.difference_update(kept)
+        kept.difference_update(durable)
+        self.cut, self.displaced = wanted, displaced
+        return kept
+
+    def _check(self, deleted: DeletedRanges, mark_delete: Position, *, persisted_mark_delete: Position) -> None:
+        """Assert every invariant. Complexity: O(state)."""
+        for ranges in (self.covered, *self.sets()):
+            ranges._check()
+        every = DeletedRanges()
+        assert sum(map(every.update, self.sets())) == sum(map(len, self.sets()))
+        waiting = every.copy()
+        waiting.difference_update(self.in_flight)
+        assert deleted.copy().update(waiting) == 0
+        assert self._as_one is not None or not (self.held or self.cut)
+        assert self.nothing_held_back == (self._as_one is None and not self._has_failed)
+        if self._as_one is not None:
+            every.remove_at_most(mark_delete)
+            assert self._as_one == every
+            assert not self._outcomes or self._outcomes[-1] == waiting
+        assert self.covered.cardinality(Position(0, 0), persisted_mark_delete) == 0
+        assert self.covered.cardinality(Position(0, 0), mark_delete) == len(self.covered)
+
+
+def _highest_bytes(ledger_id: int, bitmap: BitMap, count: int) -> int:
+    """Return the size of the highest `count` ranges of a ledger."""
+    begins = firsts(bitmap)
+    if not count:
+        return 0
+    highest = bitmap.copy()
+    highest.remove_range(0, begins[len(begins) - count])
+    return ranges_bytes(ledger_id, highest, firsts(highest))
 
 
 class _Before(NamedTuple):
@@ -269,24 +582,32 @@ class CursorAckState:
 
         Complexity: O(log ledgers); O(log run length) range queries more if the mark-delete moves over a run.
         """
-        try:
-            position = self.ledgers.check_written(position)
-        except InvalidPositionError:
+        # Every ack comes here, so what it needs is written out: each call, and each tuple that is unpacked, would show.
+        if type(position) is not Position:
             position = check_position(position, entry_id_min=0)
-            if self.is_acked(position):  # in a ledger that was trimmed since
+        ledger_id, entry_id = position[0], position[1]
+        if type(ledger_id) is not int or type(entry_id) is not int:
+            ledger_id, entry_id = position = check_position(position, entry_id_min=0)
+        log, marked = self.ledgers.current, self.mark_delete
+        marked_ledger_id, next_entry_id = marked[0], marked[1] + 1
+        if not 0 <= entry_id < (log.open_count if ledger_id == log.open_id else self.ledgers.entry_count(ledger_id)):
+            self._check_not_in_log(position)
+        if ledger_id == marked_ledger_id and entry_id <= next_entry_id:
+            if entry_id != next_entry_id:
                 return 0
-            raise
-        ledger_id, entry_id = position
-        marked_ledger_id, marked_entry_id = self.mark_delete
-        if ledger_id <= marked_ledger_id and (ledger_id < marked_ledger_id or entry_id <= marked_entry_id):
-            return 0
-        if ledger_id == marked_ledger_id and entry_id == marked_entry_id + 1:
-            self._ack_following(position)
-        elif not self.deleted.add_with(self.unpersisted.fresh, position):
+            # The mark-delete moves by one entry, which is in no set, and over the acked ones after it.
+            self.mark_delete = position
+            if self.deleted.range_count:
+                self._pass_acked()
+        elif ledger_id < marked_ledger_id or not self.deleted.add_valid(ledger_id, entry_id):
             return 0
         else:
-            if not self.unpersisted.nothing_held_back:
-                self.unpersisted.added_one(position)
+            unpersisted = self.unpersisted
+            if ledger_id != unpersisted.new_ledger_id:
+                unpersisted.move_to(ledger_id)
+            unpersisted.new.add(entry_id)
+            if not unpersisted.nothing_held_back:
+                unpersisted.added(ledger_id, (entry_id,))
             # Only the first entry of a ledger follows the last one of another, unless those between were trimmed.
             if ledger_id != marked_ledger_id and (entry_id == 0 or self.ledgers.first_ledger_id > marked_ledger_id):
                 self._advance_mark_delete()
@@ -295,6 +616,11 @@ class CursorAckState:
         self.acked_count += 1
         self.accepted_number += 1
         return 1
+
+    def _check_not_in_log(self, position: Position) -> None:
+        """Accept an acked entry of a ledger that was trimmed since, and one that was written meanwhile."""
+        if not self.is_acked(check_position(position, entry_id_min=0)):
+            self.ledgers.check_written(position)
 
     def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> tuple[Mapping[int, BitMap], int]:
         """Ack entries of many ledgers, all or none, and return those that were new, and their number.
@@ -307,9 +633,8 @@ class CursorAckState:
             if bitmap and bitmap.max() >= self.ledgers.entry_count(ledger_id):
                 self.ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
-            self.deleted.add_entries_with(self.unpersisted.fresh, ledger_id, bitmap)
-            if not self.unpersisted.nothing_held_back:
-                self.unpersisted.added(ledger_id, bitmap)
+            self.deleted.add_entries(ledger_id, bitmap)
+            self.unpersisted.add_entries(ledger_id, bitmap)
             if self.batch.by_ledger:
                 for position in self.batch.among(ledger_id, bitmap):
                     self.unpersisted_batches.complete(position)
@@ -516,18 +841,15 @@ class CursorAckState:
             new.remove_range(0, self.mark_delete.entry_id + 1)
         return new
 
-    def _ack_following(self, position: Position) -> None:
-        """Move the mark-delete by one entry, which no set holds, and over the acked entries after it."""
-        self.mark_delete = position
-        if not self.deleted:
-            return
+    def _pass_acked(self) -> None:
+        """Move the mark-delete, which has moved by one entry, over the acked entries after it."""
         if not self.unpersisted.nothing_held_back:
             self._advance_mark_delete()
             return
-        ledger_id, entry_id = position
-        end = self.deleted.remove_lowest_with(self.unpersisted.fresh, ledger_id, entry_id + 1)
+        ledger_id, entry_id = self.mark_delete
+        end = self.deleted.remove_lowest(ledger_id, entry_id + 1)
         if end > entry_id + 1:
-            self.mark_delete = tuple.__new__(Position, (ledger_id, end - 1))  # in half the time
+            self.mark_delete = self.unpersisted.passed = Position(ledger_id, end - 1)
         if end == self.ledgers.entry_count(ledger_id):
             self._advance_mark_delete()
 
