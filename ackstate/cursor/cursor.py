@@ -16,7 +16,7 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Repair, reopened
 from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
-from ackstate.cursor.persist import Persister, execute, persist_all, reset, result_of
+from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
 from ackstate.cursor.results import Receipt, ReceiptStatus
 from ackstate.cursor.state import CursorAckState
@@ -515,7 +515,8 @@ class ManagedCursor:
 
         Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        (outcome,) = persist_all([self], now_ms=now_ms)
+        outcome = execute_one(self._persister, lambda each: each.begin(now_ms=now_ms))
+        self._listeners.persisted(outcome)
         return result_of(outcome)
 
     def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
@@ -530,7 +531,7 @@ class ManagedCursor:
             As `persist`.
         """
         check_count("record_bytes_max", record_bytes_max, least=0)
-        (outcome,) = execute([self._persister], lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
+        outcome = execute_one(self._persister, lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
         self._listeners.persisted(outcome)
         return result_of(outcome)
 
@@ -543,7 +544,7 @@ class ManagedCursor:
         persister, result = self._persister, None
         # Acks accepted during the final write need another record.
         while not persister.closed:
-            (outcome,) = execute([persister], lambda each: each.begin_closing(now_ms=now_ms))
+            outcome = execute_one(persister, lambda each: each.begin_closing(now_ms=now_ms))
             if isinstance(outcome, CursorClosedError):
                 return result  # Another thread has closed it.
             result = result_of(outcome)

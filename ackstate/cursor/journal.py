@@ -192,7 +192,8 @@ class Journal:
     def appended(self, ledger_id: int, encoded: bytes) -> int:
         """Note that an entry was appended and synced, and return its size."""
         self._open_ledger = ledger_id
-        self._advance_chain(encoded)
+        self._chain = self.form.chain(encoded)
+        self._sequence += 1
         self.delta_bytes += len(encoded)
         return len(encoded)
 
@@ -213,7 +214,8 @@ class Journal:
         if is_created:
             self._check_not_deleted_meanwhile(ledger_id)
         self._open_ledger = ledger_id
-        self._advance_chain(encoded)
+        self._chain = self.form.chain(encoded)
+        self._sequence += 1
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         return len(encoded)
 
@@ -293,10 +295,6 @@ class Journal:
 
     def _encode(self, content: CursorState) -> bytes:
         return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
-
-    def _advance_chain(self, encoded: bytes) -> None:
-        self._chain = self.form.chain(encoded)
-        self._sequence += 1
 
     def _record(
         self, ledger_id: int | None, mark_delete: Position | None, content: CursorState | None = None

@@ -89,11 +89,6 @@ class Plan(NamedTuple):
     content: CursorState
     taken: Unpersisted
 
-    @property
-    def appends(self) -> bool:
-        """Whether it goes to the end of the open cursor ledger."""
-        return self.target is PersistTarget.DELTA or self.target is PersistTarget.WHOLE
-
 
 @final
 class RecordPlanner:
@@ -224,17 +219,14 @@ class RecordPlanner:
         return (
             journal.needs_ledger
             or journal.entry_count >= config.ledger_entry_count_max
-            or self._is_old(now_ms=now_ms)
+            # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
+            or 0 < config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
             or (
                 journal.delta_bytes > config.compaction_bytes_min
                 and journal.delta_bytes > _COMPACTION_RATIO * journal.snapshot_bytes
                 and journal.form.has_deltas
             )
         )
-
-    def _is_old(self, *, now_ms: int) -> bool:
-        # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
-        return 0 < self._config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
 
     def _backs_off(self, *, now_ms: int) -> bool:
         """Return whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
@@ -274,13 +266,23 @@ class Round:
         self._promoted_count = promoted_count
         self._closes = closes
         self._now_ms = now_ms
-        self.appends = plan.appends
+        self.appends = plan.target is PersistTarget.DELTA or plan.target is PersistTarget.WHOLE
         self.is_open = True
         if persister.listeners.of_changes:
             self._notify_begun()
 
+    def append(self) -> PersistResult:
+        """Append to the open cursor ledger and commit; where that fails, as `append_failed`."""
+        journal = self._persister.journal
+        ledger_id, entry = journal.prepare(self._plan.content)
+        try:
+            journal.store.ledgers.append(ledger_id, (entry,))
+        except AckStateError as error:
+            return self.append_failed(error)
+        return self.commit(journal.appended(ledger_id, entry))
+
     def prepare(self) -> tuple[int, bytes]:
-        """Return the ledger and the entry to be appended."""
+        """Return the ledger and the entry to be appended, for an append together with other cursors."""
         return self._persister.journal.prepare(self._plan.content)
 
     def append_failed(self, error: AckStateError) -> PersistResult:
@@ -710,6 +712,23 @@ def result_of(outcome: Outcome) -> PersistResult:
     return outcome
 
 
+def execute_one(persister: Persister, begin: Callable[[Persister], Round | None]) -> Outcome:
+    """Write a round of one cursor, and return its result or its error: the hot path of `execute`."""
+    with persister.writing:
+        new_round = None
+        try:
+            new_round = begin(persister)
+            if new_round is None:
+                return persister.nothing_written()
+            return new_round.append() if new_round.appends else new_round.write()
+        except AckStateError as error:
+            return error
+        finally:
+            # The next persist must not take planned but unwritten acks for written ones.
+            if new_round is not None and new_round.is_open:
+                new_round.abandon()
+
+
 def execute(
     persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None = None
 ) -> list[Outcome]:
@@ -722,8 +741,7 @@ def execute(
         ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     """
     if len(persisters) == 1:
-        with persisters[0].writing:
-            return _execute(persisters, begin, executor)
+        return [execute_one(persisters[0], begin)]
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:
         raise ValueError("cursors that are persisted together must share a store, and each must come once")
     held: list[threading.Lock] = []
