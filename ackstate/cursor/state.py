@@ -540,15 +540,21 @@ class CursorAckState:
         self.properties: Mapping[str, int] = {}
         self.unpersisted = UnpersistedAcks()
         self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
-        # Messages acked since the state was made or restored. Invariant: durable <= acked.
-        self.acked_count = self.durable_count = 0
-        # Rises with every call that changes something. Invariant: void, durable <= accepted. Receipts with a number up
-        # to `durable_number` are durable, but for acks that a persist excluded; those up to `void_number` never again.
-        self.accepted_number = self.durable_number = 0
+        # Invariant: durable <= acked.
+        self.durable_count = 0
+        # Rises with every acked message, and with every other change. Invariant: void, durable <= accepted. Receipts
+        # with a number up to `durable_number` are durable, but for acks that a persist excluded; those up to
+        # `void_number` never again.
+        self.accepted_number = self.durable_number = self._other_change_count = 0
         self.void_number = -1
         # Mark-delete positions that the durable state may have instead, with nothing acked above: those of resets that
         # were begun and not applied since the last persist. `durable_count` and the like ignore them.
         self.resets_begun: set[Position] = set()
+
+    @property
+    def acked_count(self) -> int:
+        """Messages acked since the state was made or restored."""
+        return self.accepted_number - self._other_change_count
 
     @property
     def is_dirty(self) -> bool:
@@ -613,7 +619,6 @@ class CursorAckState:
                 self._advance_mark_delete()
         if self.batch.by_ledger:
             self.unpersisted_batches.complete(position)
-        self.acked_count += 1
         self.accepted_number += 1
         return 1
 
@@ -653,7 +658,7 @@ class CursorAckState:
         was_last, changed = self.unpersisted_batches.ack(position, unacked_words)
         if was_last:
             return self.ack(position), changed
-        self.accepted_number += changed
+        self._changed(changed)
         return 0, changed
 
     def ack_up_to(self, position: Position) -> int:
@@ -677,7 +682,7 @@ class CursorAckState:
         newly_acked = self.ledgers.count_between(before, position) - acked_before
         assert newly_acked >= 0, "acked entries that the log does not have"
         self._accept(newly_acked)
-        self.accepted_number += not newly_acked and self.mark_delete != before
+        self._changed(not newly_acked and self.mark_delete != before)
         return newly_acked
 
     def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
@@ -698,13 +703,13 @@ class CursorAckState:
         was_last, changed = self.unpersisted_batches.ack_cumulative(position, unacked_words)
         if was_last:
             return newly_acked + self.ack(position), changed
-        self.accepted_number += changed
+        self._changed(changed)
         return newly_acked, changed
 
     def set_properties(self, properties: Mapping[str, int]) -> None:
         """Replace the properties of the latest mark-delete."""
         self.properties = dict(properties)
-        self.accepted_number += 1
+        self._changed()
 
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
@@ -730,7 +735,7 @@ class CursorAckState:
 
     def require_persist(self) -> None:
         """Make the state dirty, to store it again, such as in another format."""
-        self.accepted_number += 1
+        self._changed()
 
     def begin_reset(self, mark_delete: Position) -> None:
         """Note that a reset is about to be written: from here on it may happen, even if the write fails.
@@ -739,14 +744,14 @@ class CursorAckState:
         """
         self.persisted_mark_delete = min(self.persisted_mark_delete, mark_delete)
         self.resets_begun.add(mark_delete)
-        self.accepted_number += 1
+        self._changed()
         self.durable_number = self.void_number
 
     def apply_reset(self, mark_delete: Position) -> None:
         """Restart at a position, with nothing acked above it, all of it durable. Receipts from before become void."""
         self._start(mark_delete, DeletedRanges(), BatchIndexes())
         self.void_number = self.accepted_number
-        self.accepted_number += 1
+        self._changed()
         self.durable_number = self.accepted_number
 
     def _start(self, mark_delete: Position, deleted: DeletedRanges, batch: BatchIndexes) -> None:
@@ -827,9 +832,13 @@ class CursorAckState:
         has_trimmed = self.mark_delete.ledger_id < self.ledgers.first_ledger_id  # each mark-delete compares this twice
         return self.deleted.cardinality(self.mark_delete, self.ledgers.first_position) if has_trimmed else 0
 
+    def _changed(self, count: int = 1) -> None:
+        """Count changes that ack no message."""
+        self.accepted_number += count
+        self._other_change_count += count
+
     def _accept(self, newly_acked: int) -> int:
-        self.acked_count += newly_acked
-        self.accepted_number += newly_acked > 0
+        self.accepted_number += newly_acked
         self._advance_mark_delete()
         return newly_acked
 
