@@ -22,12 +22,13 @@ FLUSH_SECONDS = "managedLedgerCursorPositionFlushSeconds"
 AS_WORDS = "managedLedgerPersistIndividualAckAsLongArray"
 COMPRESSION = "managedCursorInfoCompressionType"
 COMPRESSION_BYTES = "managedCursorInfoCompressionThresholdInBytes"
+RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"  # without it there are no words
 BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
 BECOME_OLD_SECONDS = "becomeOldAckRecordSeconds"
 
 CURSOR_KEYS = (
     RANGES, BATCHES, METADATA_RANGES, METADATA_RANGES_ALIAS, LEDGER_ENTRIES, ROLLOVER_SECONDS, MARK_DELETE_RATE,
-    FLUSH_SECONDS, AS_WORDS, COMPRESSION, COMPRESSION_BYTES, BATCH_INDEX_ACKS, BECOME_OLD_SECONDS,
+    FLUSH_SECONDS, AS_WORDS, RANGES_CACHE, COMPRESSION, COMPRESSION_BYTES, BATCH_INDEX_ACKS, BECOME_OLD_SECONDS,
 )  # fmt: skip
 # Pulsar's default of one of the two when only the other is given.
 _MARK_DELETE_RATE_DEFAULT = 1.0
@@ -85,6 +86,8 @@ def cursor_settings(properties: Mapping[str, str]) -> CursorSettings:
         found["ledger_rollover_ms"] = 1000 * seconds
     if (as_words := flag(properties, AS_WORDS)) is not None:
         found["range_form"] = RangeForm.WORDS if as_words else RangeForm.LIST
+    if flag(properties, RANGES_CACHE) is False:
+        found["range_form"] = RangeForm.LIST
     return cast("CursorSettings", {name: value for name, value in found.items() if value is not None})
 
 
