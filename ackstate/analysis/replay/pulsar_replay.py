@@ -21,6 +21,7 @@ Source: ``ManagedCursorImpl`` (``asyncDelete``, ``flush``, ``createNewMetadataLe
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
@@ -56,13 +57,17 @@ class _Command(NamedTuple):
 
     Attributes:
         ts_ms: Its time.
-        end: The end of its events in their chunk, not included; 0 if that was an earlier chunk.
+        number: Its number, from 0.
+        end: The end of its events in their piece, not included; 0 if that was an earlier piece.
         is_parts: Whether it acks nothing but parts of batches, one by one.
+        is_cumulative: Whether it is a cumulative ack.
     """
 
     ts_ms: int
+    number: int
     end: int
     is_parts: bool
+    is_cumulative: bool
 
 
 class _Due(NamedTuple):
@@ -179,6 +184,7 @@ class PulsarReplay:
         # Of the batches that the trace has named so far: ledger id -> first messages, rising, and position -> end.
         self._firsts: dict[int, list[int]] = {}
         self._ends: dict[Position, int] = {}
+        self._numbered = 0  # commands so far
         self._open(opened_ms)
 
     def _open(self, now_ms: int) -> None:
@@ -188,39 +194,64 @@ class PulsarReplay:
         )  # fmt: skip
         self._pace = BrokerPace(self._policy, opened_ms=now_ms)
         self._granted = self._cursor.mark_delete_position
+        # Commands of the last millisecond of a piece, with their acks: not given to the cursor yet.
+        self._held: deque[tuple[_Command, Mapping[int, BitMap]]] = deque()
         # While the first write waits: the batch at the mark-delete position, with the words that it had.
         self._passed: dict[Position, tuple[int, ...]] = {}
         # The messages of partly acked batches that are left after all events so far, which the cursor may not have yet.
         self._left = {position: self._unacked(position) for position in self._cursor.view.batch}
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
-        events = piece.events
+        events, news = piece.events, piece.news
         self._learn_batches(events)
-        commands = self._commands(events, piece.news)
+        commands = self._commands(events, news)
         self._pace.ask(commands)
         rows: list[tuple[int, ...]] = []
         given = 0
 
         def give(end: int, now_ms: int) -> None:
+            """Give the cursor the acks before an event: command by command while the first write waits."""
             nonlocal given
-            waits = self._pace.ready_ms is not None
-            for stop in [*(each.end for each in commands if waits and given < each.end < end), end]:
-                if stop > given:
-                    before = dict(self._cursor.view.batch) if waits else {}
-                    self._ack(piece.news.part(given, stop).bitmaps(), now_ms=now_ms)
-                    if before and events.kind[stop - 1] == EventKind.MARK_DELETE:
-                        self._keep_passed(before)
-                    given = stop
+            for each in commands if self._pace.ready_ms is not None else ():
+                if given < each.end <= end:
+                    self._give(news.part(given, each.end).bitmaps(), now_ms, is_cumulative=each.is_cumulative)
+                    given = each.end
+            if end > given:
+                self._give(news.part(given, end).bitmaps(), now_ms, is_cumulative=False)
+                given = end
 
         while (due := self._pace.next_due()) is not None and due.ts_ms < until_ms:
             ended = int(np.searchsorted(events.ts_ms, due.ts_ms, "right"))
+            self._give_held(due.ts_ms, until=self._numbered if due.command is None else due.command.number + 1)
             give(ended if due.command is None else due.command.end, due.ts_ms)
             # A row holds for the end of its millisecond.
-            rows += self._step(due, int(piece.acked[ended] - piece.acked[given]))
-        give(len(events.ts_ms), until_ms)
+            later = sum(sum(map(len, each.values())) for _, each in self._held)
+            rows += self._step(due, int(piece.acked[ended] - piece.acked[given]) + later)
+        # What is due in the last millisecond is not decided yet: its commands stay apart.
+        last = int(np.searchsorted(events.ts_ms, until_ms, "left"))
+        waiting = (each.number for each, _ in self._held if each.ts_ms >= until_ms)
+        self._give_held(until_ms, until=next(waiting, self._numbered))
+        give(last, until_ms)
+        for each in commands:
+            if each.end > last:
+                self._held.append((each, news.part(given, each.end).bitmaps()))
+                given = each.end
         return Epochs.of(rows)
 
+    def _give_held(self, now_ms: int, *, until: int) -> None:
+        """Give the cursor the acks of commands of earlier pieces, up to a number, not included."""
+        while self._held and self._held[0][0].number < until:
+            command, acked = self._held.popleft()
+            self._give(acked, now_ms, is_cumulative=command.is_cumulative)
+
+    def _give(self, acked: Mapping[int, BitMap], now_ms: int, *, is_cumulative: bool) -> None:
+        before = dict(self._cursor.view.batch) if self._pace.ready_ms is not None else {}
+        self._ack(acked, now_ms=now_ms)
+        if before and is_cumulative:
+            self._keep_passed(before)
+
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
+        self._held.clear()
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         self._ack(acked, now_ms=now_ms)
         if self._cursor.view.is_dirty:
@@ -297,19 +328,20 @@ class PulsarReplay:
 
     def _commands(self, events: EventChunk, news: NewlyAckedRuns) -> list[_Command]:
         """Return the commands among some events that ack something new."""
-        begins = np.flatnonzero(
-            np.append(True, events.ts_ms[1:] != events.ts_ms[:-1]) | (events.kind == EventKind.COMMAND)
-        )
+        begins_command = np.append(True, events.ts_ms[1:] != events.ts_ms[:-1]) | (events.kind == EventKind.COMMAND)
+        begins = np.flatnonzero(begins_command[: len(events.ts_ms)])
         numbers = np.searchsorted(begins, news.event, "right") - 1
         parts = self._parts_alone(events, news, numbers) if self._ends else set()
+        cumulative = set(numbers[events.kind[news.event] == EventKind.MARK_DELETE].tolist())
         ends = np.append(begins[1:], len(events.ts_ms))
         distinct = np.unique(numbers)
-        return [
-            _Command(ts_ms, end, number in parts)
-            for ts_ms, end, number in zip(
-                events.ts_ms[begins[distinct]].tolist(), ends[distinct].tolist(), distinct.tolist(), strict=True
-            )
+        columns = (events.ts_ms[begins[distinct]].tolist(), ends[distinct].tolist(), distinct.tolist())
+        found = [
+            _Command(ts_ms, self._numbered + at, end, number in parts, number in cumulative)
+            for at, (ts_ms, end, number) in enumerate(zip(*columns, strict=True))
         ]
+        self._numbered += len(found)
+        return found
 
     def _learn_batches(self, events: EventChunk) -> None:
         for index in np.flatnonzero(events.kind == EventKind.BATCH).tolist():

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from ackstate.analysis.estimate.current_policy import read_broker_policy
 from ackstate.analysis.replay.acked import EventChunk
@@ -210,11 +211,16 @@ class RecordedBroker:
         if settings.get("timing") != "PULSAR":
             settings = {key: value for key, value in settings.items() if key not in timing}
         (group,) = opened([Policy.from_mapping(settings)], log, opened_ms - begin_ms)
+        points = []
         if len(chunk.kind):
             ts_ms = times[chunk.ts_ms] - begin_ms
-            group.replay(chunk._replace(ts_ms=ts_ms), max(end_ms, int(ts_ms[-1]) + 1), [PolicyCurve()], [[]])
+            group.replay(chunk._replace(ts_ms=ts_ms), max(end_ms, int(ts_ms[-1]) + 1), [PolicyCurve()], [points])
+        acked = group.acked_fold.acked
         (recovered,) = group.recovered(now_ms=end_ms + 1)
         durable = recovered.acked_fold.acked
+        # The curve has the number of the messages that a crash loses.
+        lost_count = sum(len(entries - durable.get(ledger_id, BitMap())) for ledger_id, entries in acked.items())
+        assert lost_count == (points[-1].value[-1] if points else 0)
         lost = [
             number for number, (ledger_id, message) in enumerate(messages) if message not in durable.get(ledger_id, ())
         ]
