@@ -27,6 +27,7 @@ ROLLOVER_SECONDS = "managedLedgerCursorRolloverTimeInSeconds"
 MARK_DELETE_RATE = "managedLedgerDefaultMarkDeleteRateLimit"
 FLUSH_SECONDS = "managedLedgerCursorPositionFlushSeconds"
 AS_WORDS = "managedLedgerPersistIndividualAckAsLongArray"
+RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
 COMPRESSION = "managedCursorInfoCompressionType"
 COMPRESSION_BYTES = "managedCursorInfoCompressionThresholdInBytes"
 BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
@@ -332,6 +333,7 @@ SETTINGS = (
                    "Pulsar's default."),
     Setting(FLUSH_SECONDS, _CURSOR, "flush_interval_ms", _milliseconds(1), "60"),
     Setting(AS_WORDS, _CURSOR, "range_form", flag, "true"),
+    Setting(RANGES_CACHE, _CURSOR, "range_form", flag, "true", remark="If false, a list of ranges is written."),
     Setting(COMPRESSION, _CURSOR, "compression", _one_of("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"), "NONE", "LZ4"),
     Setting(COMPRESSION_BYTES, _CURSOR, "compression_bytes_min", _whole(0), "16,384"),
     Setting(BATCH_INDEX_ACKS, _CURSOR, "batch_index_acks", flag, "true"),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
-from ackstate.analysis.pulsar.policy import PolicyName
-from ackstate.analysis.pulsar.replay import Prediction
-from ackstate.analysis.pulsar.replay_table import JudgedPrediction
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.contents import Contents, shown_policies, worst_subscriptions
 from ackstate.analysis.report.curves import CrashTimes, Curve
@@ -122,14 +119,5 @@ def usual_inputs():
         for number in range(1, 8)
     ]
     points += [CalibrationPoint("keep=WIDEST", 300.0 + number, 280.0, "power_cut", 5) for number in range(4)]
-    runs = {
-        name: [verdict("rate0-window", 0, 0, 0), verdict("default-random99", 634, 733, 634 + wrong)]
-        for wrong, name in enumerate(PolicyName)
-    }
     origin = TraceOrigin(10_000, 3, (("not JSON", 2, ("line 7", "line 9")), ("negative", 1, ("line 12: <b>",))), ())
-    return ReportInputs(tuple(points), runs, origin)
-
-
-def verdict(topic, low, high, measured):
-    sets = tuple(tuple(range(count)) for count in sorted({low, high}))
-    return JudgedPrediction(Prediction(topic, low, high, sets, has_ack_types=True), tuple(range(measured)))
+    return ReportInputs(tuple(points), origin)

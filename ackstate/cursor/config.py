@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.checks import check_count
 from ackstate.cursor.formats import Format, NativeFormat, PulsarFormat
-from ackstate.pulsar_conf import FLUSH_SECONDS, MARK_DELETE_RATE, fields_of, read_settings
+from ackstate.pulsar_conf import AS_WORDS, FLUSH_SECONDS, MARK_DELETE_RATE, RANGES_CACHE, fields_of, read_settings
 from ackstate.selection import Keep, select
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
 from ackstate.wire.pulsar.ranges import Limits, limit_ranges
@@ -235,7 +235,12 @@ def cursor_settings(source: Mapping[str, str] | str | Path) -> dict[str, Any]:
     values = read_settings(source, "CursorConfig")
     found = fields_of(values, "CursorConfig")
     if "range_form" in found:
-        found["range_form"] = RangeForm.WORDS if found["range_form"] else RangeForm.LIST
+        # Words are a form of the cached set alone.
+        forms = [values[key] for key in (AS_WORDS, RANGES_CACHE) if values.get(key) is not None]
+        if values.get(AS_WORDS) is None and all(forms):
+            del found["range_form"]
+        else:
+            found["range_form"] = RangeForm.WORDS if all(forms) else RangeForm.LIST
     if "compression" in found:
         found["compression"] = Compression[found["compression"]]
     if MARK_DELETE_RATE in values or FLUSH_SECONDS in values:

@@ -17,7 +17,6 @@ import google_crc32c
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.pulsar.recorded_run import parse_run
 from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.bad_rows import BadRowsMax
@@ -243,7 +242,6 @@ TARGETS = {
         b'{"magic": "ackstate trace", "version": 1, "files": {"a.parquet": {"bytes": 4, "footer_sha256": "00"}}}'
     ]),
     "sqlite-store": FuzzTarget(in_file("ackstate.sqlite3", _sqlite_store), golden("sqlite-store-*.sqlite3")),
-    "recorded-run": FuzzTarget(_text(parse_run), lambda: lines_of("broker-redelivery.jsonl.gz")[:3]),
     "internal-stats": FuzzTarget(_json(TopicInternals), _stats("internalStats")),
     "topic-stats": FuzzTarget(_json(TopicStats), _stats("stats")),
     "broker-conf": FuzzTarget(

@@ -1,8 +1,7 @@
-"""Kills a broker, and compares the redelivery with the interceptor's replay, the recorder of polls and snapshots."""
+"""Kills a broker, and compares the redelivery with the interceptor's trace, the recorder of polls and snapshots."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -53,7 +52,7 @@ class BrokerKills:
         self._cluster = cluster
         self._rng = random.Random(26)
         self._traffic = [KillTraffic(scenario) for scenario in SCENARIOS]
-        self._last = self._snapshot = None  # the policy and the recording of the last kill; the snapshot before it
+        self._last = self._snapshot = None  # the policy of the last kill; the snapshot before it
         self._acked_ms, self._killed_ms = [], []  # of each kill, after its last ack and before it
         self._counted = {}  # topic -> for each kill, the entries that came
         kills = _KILLS_PER_POLICY * len(_POLICIES)
@@ -62,10 +61,10 @@ class BrokerKills:
             f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
             f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(SCENARIOS)} topics: Shared,"
             " Key_Shared, Failover and Exclusive, two partitions, delayed messages, batches with and without acks of"
-            " single messages, and cumulative acks, also inside a batch. `ackstate pulsar replay` reads the"
-            " interceptor's files and names the messages that come again. `ackstate pulsar record` polls the cluster"
-            " once a second all the while, and `ackstate pulsar snapshot` looks just before each kill. All three are"
-            " compared with the messages that the client receives.",
+            " single messages, and cumulative acks, also inside a batch. `ackstate redelivery` answers from the trace"
+            " that the interceptor's files become. `ackstate pulsar record` polls the cluster once a second all the"
+            " while, and `ackstate pulsar snapshot` looks just before each kill. All three are compared with the"
+            " messages that the client receives.",
         )
 
     def run(self):
@@ -84,7 +83,7 @@ class BrokerKills:
                         # It lists topics only once a minute.
                         recorder = recorder or self._start_recorder(Path(directory, "polls"))
                         self._kill(client)
-                        self._last = policy, recording
+                        self._last = policy
                         number += 1
                 self._cluster.start_broker(**interceptor(directory, recording))
                 with client_of(self._cluster) as client:
@@ -138,38 +137,17 @@ class BrokerKills:
         threading.Thread(target=client.close, daemon=True).start()
 
     def _open(self, client, number):
-        policy, recording = self._last
-        predicted = _predicted(recording)
         snapshot = _bounds(self._snapshot)
         for each in self._traffic:
-            acked = {topic: set() for topic, _ in each.names.values()}
-            came = each.open(client)
-            back = acked | each.named(came)
-            entries = each.whole_entries(came)
-            for topic, names in back.items():
-                where = f"kill {number}, {policy}, {topic}"
-                self._judge(predicted.get(topic), names, where)
+            entries = each.whole_entries(each.open(client))
+            for topic in sorted({topic for topic, _ in each.names.values()}):
+                where = f"kill {number}, {self._last}, {topic}"
                 low, high = snapshot[topic]
                 self.section.compare(
                     "snapshot: numbers of entries within the bounds", low <= entries[topic] <= high, True,
                     where=f"{where}: {entries[topic]} of {low} to {high}",
                 )  # fmt: skip
                 self._counted.setdefault(topic, []).append((where, entries[topic]))
-
-    def _judge(self, predicted, names, where):
-        if predicted is None:
-            self.section.compare("interceptor: subscriptions with a replay", False, True, where=where)
-            return
-        candidates = [set(each) for each in predicted["candidates"]]
-        is_inside = predicted["low"] <= len(names) <= predicted["high"]
-        shown = f"{where}: {len(names)} of {[len(each) for each in candidates]}"
-        self.section.compare("interceptor: numbers of messages within the bounds", is_inside, True, where=shown)
-        self.section.compare("interceptor: exact sets among the candidates", names in candidates, True, where=shown)
-        self.section.compare("interceptor: exact sets named first", names == candidates[0], True, where=shown)
-        self.section.compare("interceptor: only one candidate", len(candidates), 1, where=shown)
-        self.section.compare(
-            "interceptor: recordings without dropped events", predicted["dropped_events"], 0, where=where
-        )
 
     def _judge_polls(self, trace):
         """Compare the bounds at the moment of each kill with the counts."""
@@ -188,6 +166,8 @@ class BrokerKills:
         """Compare the crashes of the trace converted from all recordings with the counts."""
         trace = directory / "trace"
         status, _, errors = ackstate("trace", "convert", directory / "recording", trace)
+        checked = ackstate_json("trace", "check", trace)
+        self.section.compare("interceptor: recordings without dropped events", checked["dropped_events"], 0)
         self.section.compare("interceptor: recordings converted into a trace", status, 0, where=errors)
         for topic, intervals in _at_crashes(trace).items():
             for (where, entries), (low, high) in zip(self._counted[topic], intervals, strict=False):
@@ -202,15 +182,6 @@ def interceptor(directory, recording):
         "brokerInterceptors": "ackstate", "brokerInterceptorsDirectory": _ROOT / "interceptor" / "target",
         "narExtractionDirectory": Path(directory, "nar"), "ackstateRecorderDirectory": recording,
     }  # fmt: skip
-
-
-def _predicted(recording):
-    """Return the predictions of the last process of a recording, by topic."""
-    status, output, errors = ackstate("pulsar", "replay", recording, "--json")
-    assert status == 0, errors
-    found = [json.loads(line) for line in output.splitlines()]
-    found = [each for each in found if each["process"] == found[-1]["process"]]
-    return {_short(each["topic"]): each for each in found}
 
 
 def _bounds(snapshot):

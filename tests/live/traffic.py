@@ -58,7 +58,7 @@ class KillTraffic:
     def __init__(self, scenario):
         self.scenario = scenario
         self.published = 0
-        self.names = {}  # number -> its topic, and its entry and index as `ackstate pulsar replay` names it
+        self.names = {}  # number -> its topic, and its entry and index
         self.acked = set()
         self.consumers, self.messages = [], {}
 
@@ -131,14 +131,6 @@ class KillTraffic:
             consumer, message = self.messages[number]
             consumer.acknowledge(message)
         self.acked |= chosen
-
-    def named(self, numbers):
-        """Return the names of messages, by topic."""
-        found = {}
-        for number in numbers:
-            topic, name = self.names[number]
-            found.setdefault(topic, set()).add(name)
-        return found
 
     def whole_entries(self, came):
         """Return the number of entries, by topic, that were acked as a whole and of which messages came."""

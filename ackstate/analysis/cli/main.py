@@ -33,7 +33,6 @@ from ackstate.analysis.cli.options import duration_option
 from ackstate.analysis.cli.pulsar_access import TrustOption
 from ackstate.analysis.cli.pulsar_exporter import exporter
 from ackstate.analysis.cli.pulsar_record import record
-from ackstate.analysis.cli.pulsar_replay import replay
 from ackstate.analysis.cli.pulsar_snapshot import snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
 from ackstate.analysis.cli.recover import recover
@@ -155,7 +154,6 @@ app.command("explain", short_help="Show which unacked messages cost most.")(expl
 app.command("serve", short_help="Serve policies over REST, as a Pulsar broker does.")(serve)
 
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
-_pulsar.command("replay", short_help="Predict the redeliveries of killed brokers from their ACK commands.")(replay)
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
 _pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
 _pulsar.command("import", short_help="Apply the acks of such a file.")(import_)

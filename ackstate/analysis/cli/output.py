@@ -39,10 +39,6 @@ CalibrationOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that exists."),
 ]
-RecordedRunsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", parser=path_argument, help="For the report: recorded runs, as for pulsar replay."),
-]
 TraceSummaryOption = Annotated[
     Path | None,
     typer.Option(
@@ -57,14 +53,12 @@ class ReportFiles:
 
     Attributes:
         report: The file to write.
-        calibration: An input beside the trace, as the next two; see `ackstate.analysis.report.inputs`.
-        recorded_runs: See `calibration`.
+        calibration: An input beside the trace, as the next; see `ackstate.analysis.report.inputs`.
         trace_summary: See `calibration`.
     """
 
     report: Location
     calibration: Path | None = None
-    recorded_runs: Path | None = None
     trace_summary: Path | None = None
 
     @classmethod
@@ -73,7 +67,6 @@ class ReportFiles:
         report: Location | None,
         *,
         calibration: Path | None,
-        recorded_runs: Path | None,
         trace_summary: Path | None,
     ) -> ReportFiles | None:
         """Return the report, None if none is requested.
@@ -82,21 +75,19 @@ class ReportFiles:
             typer.BadParameter: An input of the report is given without a report, or its directory does not exist.
         """
         if report is None:
-            if any(each is not None for each in (calibration, recorded_runs, trace_summary)):
-                raise typer.BadParameter("--calibration, --recorded-runs and --trace-summary go with --report")
+            if any(each is not None for each in (calibration, trace_summary)):
+                raise typer.BadParameter("--calibration and --trace-summary go with --report")
             return None
         _check_place(report)
         if calibration is None and _USUAL_CALIBRATION.is_file():
             calibration = _USUAL_CALIBRATION
-        return cls(report, calibration, recorded_runs, trace_summary)
+        return cls(report, calibration, trace_summary)
 
     def read_inputs(self) -> ReportInputs:
         """Read the files, before Spark starts; raises as `ReportInputs.read`."""
         from ackstate.analysis.report.inputs import ReportInputs
 
-        return ReportInputs.read(
-            calibration=self.calibration, broker_runs=self.recorded_runs, origin=self.trace_summary
-        )
+        return ReportInputs.read(calibration=self.calibration, origin=self.trace_summary)
 
     def write(self, contents: Contents) -> None:
         """Write the report atomically."""
@@ -127,7 +118,6 @@ class Output:
         report: Location | None,
         *,
         calibration: Path | None,
-        recorded_runs: Path | None,
         trace_summary: Path | None,
     ) -> Output:
         """Return the destination that the options name.
@@ -145,9 +135,7 @@ class Output:
             form, out, report = None, None, out
         if out is not None:
             _check_place(out)
-        files = ReportFiles.wanted(
-            report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
-        )
+        files = ReportFiles.wanted(report, calibration=calibration, trace_summary=trace_summary)
         return cls(form, out, files)
 
     def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:

@@ -25,7 +25,6 @@ from ackstate.analysis.cli.output import (
     FormatOption,
     OutOption,
     Output,
-    RecordedRunsOption,
     ReportOption,
     TraceSummaryOption,
 )
@@ -60,7 +59,6 @@ def redelivery(
     out: OutOption = None,
     report: ReportOption = None,
     calibration: CalibrationOption = None,
-    recorded_runs: RecordedRunsOption = None,
     trace_summary: TraceSummaryOption = None,
     engine: EngineOption = None,
     master: MasterOption = None,
@@ -75,9 +73,7 @@ def redelivery(
     For a trace of polls (ackstate pulsar record), it shows intervals. A
     directory with a trace for each day is read as one trace.
     """
-    output = Output.wanted(
-        form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
-    )
+    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     session = session_of(engine, master)
     from ackstate.analysis.replay.policy import Policy

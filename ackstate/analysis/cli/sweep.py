@@ -24,7 +24,6 @@ from ackstate.analysis.cli.output import (
     FormatOption,
     OutOption,
     Output,
-    RecordedRunsOption,
     ReportOption,
     TraceSummaryOption,
 )
@@ -66,7 +65,6 @@ def sweep(
     out: OutOption = None,
     report: ReportOption = None,
     calibration: CalibrationOption = None,
-    recorded_runs: RecordedRunsOption = None,
     trace_summary: TraceSummaryOption = None,
     engine: EngineOption = None,
     master: MasterOption = None,
@@ -89,9 +87,7 @@ def sweep(
         raise typer.BadParameter("give the grid by either --grid or --set")
     if broker_conf is not None and current_policy:
         raise typer.BadParameter("give the policy in force by either --current-policy or --broker-conf")
-    output = Output.wanted(
-        form, out, report, calibration=calibration, recorded_runs=recorded_runs, trace_summary=trace_summary
-    )
+    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
     session = session_of(engine, master)
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid

@@ -10,7 +10,9 @@ import shutil
 import signal
 import time
 from collections import deque
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias, TypeVar, final
 
 from ackstate.analysis.crash.conversation import (
@@ -249,6 +251,9 @@ class SubjectProcess:
             if time.monotonic() > until:
                 self._is_survived = True
                 break
+        # Then they may still hold what they opened after the pipe, such as a lock.
+        while _has_living(self.pid) and time.monotonic() < until:
+            time.sleep(_POLL_S)
         self._selector.close()
         for descriptor in (self._requests, self._answers, self._complaints):
             os.close(descriptor)
@@ -415,3 +420,18 @@ def _run_child(child: Callable[[], object], complaints: int, *, parent_pid: int)
     except BaseException:
         end_with_traceback()
     os._exit(1)
+
+
+def _has_living(group: int) -> bool:
+    """Return whether a process of a group has a thread that has not ended; a zombie may never be reaped."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group, *others = path.read_text().rpartition(")")[2].split()
+            is_over = state in "ZX" and int(others[14]) <= 1  # its threads
+            if int(its_group) == group and not is_over:
+                return True
+    return False

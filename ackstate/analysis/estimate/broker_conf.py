@@ -43,7 +43,7 @@ class BrokerSetting(NamedTuple):
         return f"{self.key}={self.value}"
 
 
-PULSAR_KEYS = frozenset({"format", "range_limit_rule"})
+PULSAR_KEYS = frozenset({"format", "range_limit_rule", "timing"})
 """Settings that are the same in all policies of a Pulsar 4.2 broker."""
 
 

@@ -35,7 +35,7 @@ _USUAL_MS = tuple(
 )
 PULSAR_4_2 = {
     "format": "PULSAR", "range_limit_rule": "PULSAR_4_2", "mark_delete_rate_limit": "1", "flush_interval_ms": "60000",
-    "range_count_max": "10000",
+    "range_count_max": "10000", "timing": "PULSAR",
 }  # fmt: skip
 """The policy of a Pulsar 4.2 broker with its default settings; see `Policy.from_mapping`."""
 BROKER_SETTINGS = "_broker.json"

@@ -1,1 +1,1 @@
-"""Real Pulsar brokers: predictions for recorded runs, and estimates for live subscriptions."""
+"""Real Pulsar brokers: estimates for live subscriptions, recordings of them, and moves of their ack states."""

@@ -100,6 +100,10 @@ class _LatestEntries(LedgerStore):
     def _last(self, ledger_id: int) -> int:
         return self._ledger(ledger_id).count - 1
 
+    def replace_last(self, ledger_id: int, record: bytes) -> None:
+        """Replace the last record of a ledger, for a broker that has written another one than the cursor."""
+        self._ledger(ledger_id).record = record
+
     def _delete(self, ledger_id: int) -> None:
         self._ledgers.pop(ledger_id, None)
 
@@ -321,7 +325,7 @@ class CursorReplay:
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
-        self._store = _reached(_empty_store(policy), policy)
+        self._store = empty_store(policy)
         self._ledgers = LedgerMap.from_counts(log or _NO_LOG)
         age = policy.cursor.become_old_ack_record_seconds
         self._is_young = age != 0
@@ -412,13 +416,7 @@ class CursorReplay:
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
         self._open(now_ms)
-        acked = {ledger_id: bitmap.copy() for ledger_id, bitmap in self._cursor.deleted.bitmaps()}
-        marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
-        for ledger_id, count in self._ledgers.counts().items():
-            end = count if ledger_id < marked_ledger_id else marked_entry_id + 1
-            if ledger_id <= marked_ledger_id and end > 0:
-                acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
-        return acked
+        return acks_of(self._cursor)
 
     def _feed(self, events: EventChunk, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
         """Feed delivery times to the cursor; yield the persists before the last event."""
@@ -487,21 +485,9 @@ class CursorReplay:
         """Return a row of `Epochs` for a persist, from the current state."""
         stats = self._cursor.stats()
         return (
-            at_ms, stats.redelivery_if_crashed, result.messages_held_back, *self._cut(result),
-            result.bytes_written, stats.journal_bytes,
+            at_ms, stats.redelivery_if_crashed, result.messages_held_back,
+            *cut_by_cause(self._cursor, result, self._policy), result.bytes_written, stats.journal_bytes,
         )  # fmt: skip
-
-    def _cut(self, result: PersistResult) -> tuple[int, int, int]:
-        """Return the messages cut off by the range limit, the byte limit, and the metadata store's own limit."""
-        cut, config = result.messages_cut, self._policy.cursor
-        if not cut or result.route is not PersistTarget.METADATA:
-            return cut, 0, 0
-        limit = config.metadata_limits.range_count_max
-        kept = self._cursor.deleted.range_count
-        if limit is None or kept <= limit:
-            return 0, cut, 0
-        is_own = limit != config.list_limits.range_count_max
-        return (0, 0, cut) if is_own else (cut, 0, 0)
 
     def _more_due(self, until_ms: int, due: int | None) -> int | None:
         """Return the first tick before a time at which excluded acks may be written, or else `due`."""
@@ -560,10 +546,31 @@ class _Waiting:
             self._given = end
 
 
-def _empty_store(policy: Policy) -> MemoryStore | LatestEntryStore:
-    return LatestEntryStore() if policy.cursor.format is Format.PULSAR else MemoryStore()
-
-
-def _reached(store: Store, policy: Policy) -> Store:
-    """Return a store as the broker of a policy can use it."""
+def empty_store(policy: Policy) -> Store:
+    """Return a new store as the broker of a policy can use it."""
+    store = LatestEntryStore() if policy.cursor.format is Format.PULSAR else MemoryStore()
     return store if policy.ledger_writable else StoreWithoutLedgers(store)
+
+
+def acks_of(cursor: ManagedCursor) -> dict[int, BitMap]:
+    """Return the entries that a cursor has acked, by ledger."""
+    acked = {ledger_id: bitmap.copy() for ledger_id, bitmap in cursor.deleted.bitmaps()}
+    marked_ledger_id, marked_entry_id = cursor.mark_delete_position
+    for ledger_id, count in cursor.ledgers.counts().items():
+        end = count if ledger_id < marked_ledger_id else marked_entry_id + 1
+        if ledger_id <= marked_ledger_id and end > 0:
+            acked[ledger_id] = acked.get(ledger_id, BitMap()) | BitMap(range(end))
+    return acked
+
+
+def cut_by_cause(cursor: ManagedCursor, result: PersistResult, policy: Policy) -> tuple[int, int, int]:
+    """Return the messages cut off by the range limit, the byte limit, and the metadata store's own limit."""
+    cut, config = result.messages_cut, policy.cursor
+    if not cut or result.route is not PersistTarget.METADATA:
+        return cut, 0, 0
+    limit = config.metadata_limits.range_count_max
+    kept = cursor.deleted.range_count
+    if limit is None or kept <= limit:
+        return 0, cut, 0
+    is_own = limit != config.list_limits.range_count_max
+    return (0, 0, cut) if is_own else (cut, 0, 0)

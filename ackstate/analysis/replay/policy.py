@@ -22,6 +22,16 @@ AS_RECORDED: Final = None
 """The policy of the recording itself: durability comes from its persist events."""
 
 
+class Timing(Enum):
+    """When a broker writes a cursor."""
+
+    INTERVAL = "interval"
+    """A flush interval after its last persist, or at acks that the rate limit admits; `ackstate.cursor` does so."""
+
+    PULSAR = "pulsar"
+    """As Apache Pulsar does; `ackstate.analysis.replay.pulsar_replay` describes it."""
+
+
 class PolicyError(AckStateError):
     """A policy with an unknown key or a malformed value; the message names it."""
 
@@ -39,6 +49,11 @@ class Policy:
             `ackstate.analysis.replay.gated_replay` describes the replay.
         ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
             metadata store, with its own limits.
+        timing: When a cursor is written. A policy that Pulsar cannot have, because of its format, its ticks, or acks
+            held back or dispatch blocked, is replayed with INTERVAL.
+        flush_phase_ms: With PULSAR, the timer that flushes all cursors ticks when the time is a multiple of the flush
+            interval and this much more.
+        ledger_creation_ms: With PULSAR, how long the first write of an opened cursor waits for its ledger.
 
     Raises:
         ValueError: A number is out of range.
@@ -49,6 +64,9 @@ class Policy:
     tick_ms: int = 1
     max_unpersisted_ack_record_bytes: int = 0
     ledger_writable: bool = True
+    timing: Timing = Timing.INTERVAL
+    flush_phase_ms: int = 0
+    ledger_creation_ms: int = 0
 
     def __post_init__(self) -> None:
         check_count("tick_ms", self.tick_ms, least=1)
@@ -56,6 +74,15 @@ class Policy:
         if self.cursor.mark_delete_rate_limit < 0:
             raise ValueError(f"mark_delete_rate_limit must not be negative, got {self.cursor.mark_delete_rate_limit}")
         GateLimits(max_unpersisted_ack_record_bytes=self.max_unpersisted_ack_record_bytes)
+        check_count("flush_phase_ms", self.flush_phase_ms, least=0)
+        check_count("ledger_creation_ms", self.ledger_creation_ms, least=0)
+
+    @property
+    def is_paced_by_pulsar(self) -> bool:
+        """Whether the timing is PULSAR, and everything else something that Pulsar can do."""
+        config = self.cursor
+        has_own_settings = self.tick_ms != 1 or config.become_old_ack_record_seconds != 0 or self.blocks
+        return self.timing is Timing.PULSAR and config.format is Format.PULSAR and not has_own_settings
 
     @property
     def ignores_deliveries(self) -> bool:
@@ -115,12 +142,15 @@ class Policy:
 DEFAULT: Final = Policy()
 """The default policy; `Policy.to_mapping` returns the differences from it."""
 
-_OWN_KEYS = ("tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable")
+_OWN_KEYS = (
+    "tick_ms", "max_unpersisted_ack_record_bytes", "ledger_writable", "timing", "flush_phase_ms", "ledger_creation_ms",
+)  # fmt: skip
 KEYS = (*(each.name for each in fields(CursorConfig)), *_OWN_KEYS)
 """The keys that `Policy.from_mapping` accepts."""
 
 _ENUMS: Mapping[str, type[Enum]] = {
     "format": Format, "keep": Keep, "range_limit_rule": LimitRule, "range_form": RangeForm, "compression": Compression,
+    "timing": Timing,
 }  # fmt: skip
 _BOOLEANS = ("batch_index_acks", "ledger_writable")
 _NULLABLE = ("range_count_max", "batch_count_max", "metadata_range_count_max")

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.curves import RecordedCurve
     from ackstate.analysis.replay.gated_replay import GatedReplay
     from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.replay.pulsar_replay import PulsarReplay
 
-AnyReplay: TypeAlias = "CursorReplay | GatedReplay"
+AnyReplay: TypeAlias = "CursorReplay | GatedReplay | PulsarReplay"
 
 
 @final
@@ -104,6 +105,10 @@ def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyRe
         from ackstate.analysis.replay.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
 
         return GatedReplay(policy, log, opened_ms=now_ms)
+    if policy.is_paced_by_pulsar:
+        from ackstate.analysis.replay.pulsar_replay import PulsarReplay  # noqa: PLC0415 - most grids need no cursor
+
+        return PulsarReplay(policy, log, opened_ms=now_ms)
     from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
 
     return CursorReplay(policy, log, opened_ms=now_ms)

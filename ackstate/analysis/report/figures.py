@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.chart import Layer
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
-    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
@@ -48,8 +47,6 @@ _TEETH_PER_SLICE = 2
 _POINTS_PER_TOOTH = 6
 # An axis is logarithmic if its numbers differ by this factor.
 _WIDE = 50
-# Further runs are in the table only.
-_RUNS_MAX = 40
 # More signs could not be distinguished, and would make the page large.
 _MARKS_MAX = 200
 
@@ -295,28 +292,6 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     ]
     numbers = table(("policy", "ended by", "predicted", "observed"), rows)
     return figure("calibrated", "Observed over predicted", chart, escape(caption), numbers)
-
-
-def broker_figure(verdicts: Sequence[JudgedPrediction]) -> str:
-    """Draw the predicted interval and the measured number of each recorded run."""
-    shown = verdicts[:_RUNS_MAX]
-    numbers = [n for each in shown for n in (each.prediction.high, len(each.measured or ()))]
-    x = number_axis("messages", numbers)
-    rows = "".join(
-        f'<tr><th scope="row"><bdi>{escape(short_name(printable(each.prediction.topic)))}</bdi></th>'
-        f'<td class="bar"><span class="interval c0" style="left:{x.share(each.prediction.low):.2%};'
-        f'width:{x.share(each.prediction.high) - x.share(each.prediction.low):.2%}"></span>'
-        + (f'<i class="c1" style="left:{x.share(len(each.measured)):.2%}">✕</i>' if each.measured is not None else "")
-        + f"</td><td>{count_text(each.prediction.low, each.prediction.high)}</td>"
-        f"<td>{'-' if each.measured is None else f'{len(each.measured):,}'}</td></tr>"
-        for each in shown
-    )
-    return (
-        '<figure id="runs-plot"><h3>Predicted and measured</h3><div class="scroll" tabindex="0" role="region" '
-        'aria-label="Predicted and measured"><table class="runs"><thead><tr><th scope="col">run</th>'
-        f'<td class="bar">0 to {escape(x.ticks[-1].label)} messages</td><th scope="col">predicted</th>'
-        f'<th scope="col">measured ✕</th></tr></thead><tbody>{rows}</tbody></table></div></figure>'
-    )
 
 
 def _drawn(curve: Curve, name: str, colour: int, whole: Estimate) -> Layer:

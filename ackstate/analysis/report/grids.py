@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.pulsar.replay_table import VERDICT_HEADS, verdict_cells
 from ackstate.analysis.report.contents import role_text
 from ackstate.analysis.report.figures import policy_names
 from ackstate.analysis.report.inputs import KINDS
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
-    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.report.contents import Contents
 
 DATA_BYTES_MAX = 300_000
@@ -41,7 +39,7 @@ _POINT_COLUMNS = (
 )  # fmt: skip
 
 
-def grids(contents: Contents, runs: Sequence[JudgedPrediction]) -> list[dict[str, Any]]:
+def grids(contents: Contents) -> list[dict[str, Any]]:
     """Return the tables, as JSON objects."""
     result = contents.result
     views = [
@@ -59,11 +57,6 @@ def grids(contents: Contents, runs: Sequence[JudgedPrediction]) -> list[dict[str
             for each in points
         ]
         found.append(_grid("points", "Calibration", _POINT_COLUMNS, [{"label": "", "rows": rows}], sort=2))
-    if runs:
-        rows = [[printable(each.prediction.topic), *verdict_cells(each)] for each in runs]
-        columns = [(name, "text") for name in VERDICT_HEADS]
-        found.append(_grid("each-run", "Recorded runs", columns, [{"label": "", "rows": rows}], sort=0))
-        found[-1] |= {"descending": False}
     return _limited(found)
 
 

@@ -6,15 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ackstate.analysis.pulsar.replay_table import judge_all
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from ackstate.analysis.pulsar.policy import PolicyName
-    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
 
 KINDS = {"kill": "SIGKILL", "power_cut": "power cut"}
 """How a process of a calibration ended: in the file -> in words."""
@@ -69,26 +64,22 @@ class ReportInputs:
 
     Attributes:
         calibration: The points of a calibration.
-        broker_runs: For each policy, its predictions of recorded runs of real brokers.
         origin: The origin of the trace.
     """
 
     calibration: tuple[CalibrationPoint, ...] | None = None
-    broker_runs: Mapping[PolicyName, Sequence[JudgedPrediction]] | None = None
     origin: TraceOrigin | None = None
 
     @classmethod
-    def read(cls, *, calibration: Path | None, broker_runs: Path | None, origin: Path | None) -> Self:
+    def read(cls, *, calibration: Path | None, origin: Path | None) -> Self:
         """Read the files.
 
         Raises:
             ReportInputError: A file is invalid.
-            TraceError: The file of runs is invalid.
             OSError: One cannot be read.
         """
         return cls(
             None if calibration is None else read_calibration(calibration),
-            None if broker_runs is None else judge_all(broker_runs),
             None if origin is None else read_origin(origin),
         )
 

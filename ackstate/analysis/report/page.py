@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from ackstate.analysis import chart, html_page
 from ackstate.analysis.html_page import section, table
-from ackstate.analysis.pulsar.policy import PolicyName
-from ackstate.analysis.pulsar.replay_table import SCORE_HEADS, score_cells, summary_line
 from ackstate.analysis.report import figures
 from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import causes, time_text
@@ -22,9 +20,6 @@ from ackstate.analysis.report.inputs import KINDS
 from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ackstate.analysis.pulsar.replay_table import JudgedPrediction
     from ackstate.analysis.report.contents import Contents
     from ackstate.analysis.report.curves import Curve
 
@@ -35,11 +30,10 @@ _REFUSED_MAX = 10
 
 def render(contents: Contents) -> str:
     """Return the page."""
-    runs = (contents.inputs.broker_runs or {}).get(PolicyName.PULSAR_4, ())
-    data = json_in_html({"grids": grids(contents, runs)})
+    data = json_in_html({"grids": grids(contents)})
     parts = [
         _over_time(contents), _causes(contents), _policies(contents), _subscriptions(), _calibration(contents),
-        _broker_runs(contents, runs), _bad_rows(contents), _settings(contents),
+        _bad_rows(contents), _settings(contents),
     ]  # fmt: skip
     known = [part for part in parts if part is not None]
     body = "\n".join(section(title, identity, content) for identity, title, content in known)
@@ -130,18 +124,6 @@ def _calibration(contents: Contents) -> Part | None:
             )
     drawn = figures.calibration_figure(points, " ".join(lines))
     return "calibration", "Calibration", f'{drawn}<div class="grid" id="points"></div>'
-
-
-def _broker_runs(contents: Contents, runs: Sequence[JudgedPrediction]) -> Part | None:
-    verdicts = contents.inputs.broker_runs
-    if not verdicts or not runs:
-        return None
-    scores = table(SCORE_HEADS, [(name.value, *score_cells(each)) for name, each in verdicts.items()])
-    told = f"Predicts what a real Pulsar broker redelivers. {escape(summary_line(runs))}."
-    wrong = "<p>The same with policies that are wrong on purpose, to prove that the check can fail:</p>"
-    drawn = figures.broker_figure(runs)
-    content = f'<p>{told}</p>{drawn}<div class="grid" id="each-run"></div>{wrong}{scores}'
-    return "brokers", "Real Pulsar brokers", content
 
 
 def _bad_rows(contents: Contents) -> Part | None:

@@ -25,6 +25,7 @@ from ackstate.analysis.trace.rows import ROW_SCHEMA
 from ackstate.cursor.config import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
+from ackstate.pulsar_conf import BATCH_INDEX_ACKS
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 from ackstate.wire.pulsar.ranges import limit_ranges
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.broker_recording import BrokerEvent
     from ackstate.analysis.trace.rows import Int64s
 
-_BATCH_INDEX_ACKS = "acknowledgmentAtBatchIndexLevelEnabled"
-_RANGES_CACHE = "managedLedgerUnackedRangesOpenCacheSetEnabled"
 _RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000
 _WORD_BITS = 64
@@ -218,7 +217,7 @@ class _FollowedCursor:
         if event.ack_type == "Cumulative":
             runs, kind = list(self._up_to(event)), "mark_delete"
         else:
-            index_acks = event.life.config.get(_BATCH_INDEX_ACKS, "true").lower() == "true"
+            index_acks = event.life.config.get(BATCH_INDEX_ACKS, "true").lower() == "true"
             runs = [run for run in event.entries if self._is_whole(run, index_acks=index_acks)]
             kind = "ack"
         for run in runs:
@@ -400,8 +399,7 @@ def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[
 def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | None]:
     settings = cursor_settings(dict(config))
     most = settings.get("range_count_max", _RANGES_MAX)
-    has_words = dict(config).get(_RANGES_CACHE, "true").lower() != "false"
-    return settings.get("range_form", RangeForm.WORDS) if has_words else RangeForm.LIST, most
+    return settings.get("range_form", RangeForm.WORDS), most
 
 
 def _range_limit(life: BrokerLife) -> tuple[RangeForm, int | None]:

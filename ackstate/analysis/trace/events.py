@@ -117,11 +117,16 @@ class EventKind(IntEnum):
     records of earlier events. It may cover any ack before this event. number: it certainly covers the acks whose
     `until_ms` is at most this time, except those named by CUT_OFF events right after it, which it may lack; -1: it
     covers no ack for certain, and the acks that were certainly durable before it remain so."""
+    BATCH = 16
+    """In a trace whose unit is messages: these are the messages of one entry, before the first of them is acked."""
+    COMMAND = 17
+    """Another ACK command begins in a millisecond with an earlier one; without it, the acks of a millisecond count as
+    one command."""
 
 
 NAMES_ENTRIES = frozenset({
     EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE, EventKind.REDELIVER,
-    EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED,
+    EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.BATCH,
 })  # fmt: skip
 """The kinds that always have entries."""
 

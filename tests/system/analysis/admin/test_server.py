@@ -130,7 +130,7 @@ class TestLife:
         (tmp_path / "broker.conf").write_text("delayedDeliveryEnabled=false\n")
         with start(tmp_path / "store", "--conf", tmp_path / "broker.conf") as server:
             status, errors = server.stop()
-        assert (status, errors.count("\n")) == (0, 1)
+        assert (status, errors.count("\n")) == (0, 1), errors
         assert "WARNING the fixed delay of persistent://public/default/orders, 1 ms, has no effect" in errors
 
 

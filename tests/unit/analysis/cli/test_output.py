@@ -64,14 +64,13 @@ def csv_value(text):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--calibration", "x.json"], "--calibration, --recorded-runs and --trace-summary go with --report"),
+        (["--calibration", "x.json"], "--calibration and --trace-summary go with --report"),
         (["--report", "no/where.html"], "the output must be a file in an existing directory"),
         (["--report", "."], "the output must be a file in an existing directory"),
         (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
         (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
         (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),
         (["--report", "r.html", "--trace-summary", "bad.json"], "bad.json: not output of ackstate trace with --json"),
-        (["--report", "r.html", "--recorded-runs", "bad.json"], "bad.json"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_no_report(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures

@@ -116,6 +116,7 @@ def test_a_brokers_settings_are_those_that_do_not_vary(regular, tmp_path, capsys
     assert [each.pop("mark_delete_rate_limit") for each in policies] == ["0.5", "5"]
     assert policies[0] == policies[1] == {
         "format": "PULSAR", "flush_interval_ms": "60000", "range_count_max": "10000", "range_limit_rule": "PULSAR_4_2",
+        "timing": "PULSAR",
     }  # fmt: skip
     assert found["recommendation"].startswith("persist at an ack up to 5 times a second instead of 0.5")
     # A broker that writes each two seconds would not have persisted each second.

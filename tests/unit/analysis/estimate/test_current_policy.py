@@ -99,7 +99,7 @@ def test_a_brokers_configuration_is_a_policy_of_pulsar(tmp_path):
     assert read_broker_policy(conf) == read_broker_policy(runtime)
     assert read_broker_policy(conf).to_mapping() == {
         "format": "PULSAR", "flush_interval_ms": "60000", "mark_delete_rate_limit": "2", "range_count_max": "500",
-        "range_limit_rule": "PULSAR_4_2",
+        "range_limit_rule": "PULSAR_4_2", "timing": "PULSAR",
     }  # fmt: skip
 
 

@@ -145,10 +145,10 @@ def test_of_a_thinned_curve_quantiles_follow_the_peaks():
 
 def test_sections_without_content_are_left_out():
     page = render(contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()))
-    for identity in ("calibration", "brokers", "bad-rows", "by-cause", "policies"):
+    for identity in ("calibration", "bad-rows", "by-cause", "policies"):
         assert f'id="{identity}"' not in page
     full = render(contents())
-    for identity in ("calibration", "brokers", "bad-rows", "by-cause", "policies"):
+    for identity in ("calibration", "bad-rows", "by-cause", "policies"):
         assert f'id="{identity}"' in full
 
 
@@ -157,7 +157,7 @@ def test_a_page_stays_small_whatever_it_shows():
     told = contents(sweep_result(names, flushes=(60_000, 5_000)))
     page = render(told)
     assert len(page.encode()) < 600_000
-    views = [view for grid in grids(told, ()) for view in grid["views"]]
+    views = [view for grid in grids(told) for view in grid["views"]]
     assert sum(view["omitted"] for view in views) > 500
     assert page.count("x" * 250) < DATA_BYTES_MAX // 250 + 100
 
@@ -185,7 +185,7 @@ def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
     policy = page[page.index("Content-Security-Policy") :].partition('">')[0]
     assert "'unsafe-inline'" not in policy.partition("style-src")[0]
     assert page.count("<script") == 2
-    assert page.count("<figure") == page.count("Numbers of this chart") + page.count('id="runs-plot"')
+    assert page.count("<figure") == page.count("Numbers of this chart")
 
 
 def test_the_numbers_of_a_trace_of_polls_are_intervals():
@@ -202,8 +202,8 @@ def test_the_numbers_of_a_trace_of_polls_are_intervals():
     (worst_one, *_) = main_subscriptions(told.reference, count_max=1)
     assert f'<span class="amount">{worst_one.low:,.0f} to {worst_one.number:,.0f} ' in page
     assert page.count("Recorded by polls") == 1
-    (view, *_) = grids(told, [])[0]["views"]
-    columns = [each["label"] for each in grids(told, [])[0]["columns"]]
+    (view, *_) = grids(told)[0]["views"]
+    columns = [each["label"] for each in grids(told)[0]["columns"]]
     assert {len(each) for each in view["rows"]} == {len(columns)}
     assert columns[-1] == "max, at least"
     assert "at least" not in render(contents())

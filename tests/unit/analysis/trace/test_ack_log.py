@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from trace_files import read_back, write
 
 VECTORS = Path(__file__).parents[3] / "vectors"
 PUBLISH, ACK, CRASH = EventKind.PUBLISH, EventKind.ACK, EventKind.CRASH
+MARK_DELETE, BATCH, COMMAND = EventKind.MARK_DELETE, EventKind.BATCH, EventKind.COMMAND
 RUN = {
     "topic": "t", "subscription": "s", "entries": [[4, 0, 2], [6, 10, 11]], "batch_sizes": None, "t_end_ms": 90,
     "broker_acks_ms": [[8, 45, [0, 1, 3]], [9, 12, [4]]], "pulsar": "4.2.4",
@@ -25,6 +27,7 @@ BATCHES = RUN | {"batch_sizes": [3, 70, 2, 5, 1], "index_ack": True}
 
 
 def converted(tmp_path, *runs):
+    tmp_path.mkdir(exist_ok=True)
     convert([write(tmp_path / "log.jsonl", list(runs))], tmp_path / "trace")
     return read_back(tmp_path / "trace")
 
@@ -42,34 +45,56 @@ def test_batches_are_counted_in_messages(tmp_path):
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
     assert found["t", ""] == [Event(0, PUBLISH, 4, 0, 74), Event(0, PUBLISH, 6, 0, 5)]
     assert found["t", "s"] == [
-        Event(2, ACK, 4, 0, 2), Event(4, ACK, 4, 8, 8), Event(4, ACK, 4, 68, 72), Event(6, ACK, 6, 0, 5),
-        Event(90, CRASH),
+        Event(2, ACK, 4, 0, 2), Event(4, BATCH, 4, 3, 72), Event(4, ACK, 4, 8, 8), Event(4, ACK, 4, 68, 72),
+        Event(6, ACK, 6, 0, 5), Event(90, CRASH),
     ]  # fmt: skip
 
 
 def test_a_part_of_a_batch_is_ignored_where_the_broker_ignores_it(tmp_path):
     acks = [[1, 2, [[0, [4]]]], [3, 4, [[0, [0]]]]]
-    found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks, "index_ack": False})
-    assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), Event(90, CRASH)]
+    config = {"acknowledgmentAtBatchIndexLevelEnabled": "false"}
+    for change in ({"index_ack": False}, {"config": config}):
+        found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks} | change)
+        assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), Event(90, CRASH)]
+        shutil.rmtree(tmp_path / "trace")
 
 
 def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
     acks = [[1, 2, [[1, [2**64 - 1 - 1, 63]]], "Cumulative"], [3, 4, [2], "Cumulative"], [5, 6, [4], "Individual"]]
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
     assert found["t", "s"] == [
-        Event(2, ACK, 4, 0, 3), Event(4, ACK, 4, 0, 74), Event(6, ACK, 6, 5, 5), Event(90, CRASH),
+        Event(2, BATCH, 4, 3, 72), Event(2, MARK_DELETE, 4, 0, 3), Event(4, MARK_DELETE, 4, 0, 74),
+        Event(6, ACK, 6, 5, 5), Event(90, CRASH),
     ]  # fmt: skip
+
+
+def test_commands_of_one_millisecond_are_told_apart(tmp_path):
+    found = converted(tmp_path, RUN | {"broker_acks_ms": [[8, 12, [0]], [9, 12, [2]], [9, 13, [3]]]})
+    assert found["t", "s"] == [
+        Event(12, ACK, 4, 0, 0), Event(12, COMMAND), Event(12, ACK, 4, 2, 2), Event(13, ACK, 6, 10, 10),
+        Event(90, CRASH),
+    ]  # fmt: skip
+
+
+def test_times_before_the_first_command_begin_the_trace(tmp_path):
+    run = RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0}
+    assert converted(tmp_path, run)["t", "s"] == [
+        Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0), Event(30, CRASH),
+    ]  # fmt: skip
+    assert converted(tmp_path / "closed", run | {"end": "term"})["t", "s"][-1] == Event(25, ACK, 4, 0, 0)
 
 
 def test_negative_words_are_those_of_java(tmp_path):
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]})
-    assert found["t", "s"] == [Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
+    assert found["t", "s"] == [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
 
 
 def test_a_word_that_is_missing_has_no_unacked_message(tmp_path):
     """Java's BitSet omits the last words if they are 0."""
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1]]]], [3, 4, [[2, []]]]]})
-    assert found["t", "s"] == [Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), Event(90, CRASH)]
+    assert found["t", "s"] == [
+        Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), Event(90, CRASH),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -127,8 +152,9 @@ def test_the_runs_of_real_brokers_are_taken_whole(tmp_path):
                 acked.add_run(event.ledger_id, event.first_entry, event.last_entry + 1)
         published = sum(event.last_entry - event.first_entry + 1 for event in found[run["topic"], ""])
         assert published == run["n_messages"]
-        assert len(acked) == run["n_acked"] or not run["index_ack"]
-        assert mine[-1].kind is CRASH
+        ignores_parts = not run["index_ack"] or run["config"].get("acknowledgmentAtBatchIndexLevelEnabled") == "false"
+        assert len(acked) == run["n_acked"] or ignores_parts
+        assert (mine[-1].kind is CRASH) == (run["end"] == "kill")
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, '{"broker_acks_ms": ' + "9" * 9_999 + "}"])
