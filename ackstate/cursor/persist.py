@@ -495,7 +495,8 @@ class Persister:
             CursorClosedError: The cursor is closed.
             PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
         """
-        return self._begin(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
+        up_to = self.persistable_up_to(now_ms=now_ms) if self.young_age.is_on else EVERYTHING
+        return self._begin(up_to, now_ms=now_ms)
 
     def begin_promotion(self, record_bytes_max: int, *, now_ms: int) -> Round | None:
         """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early.

@@ -64,6 +64,10 @@ class LatestEntryStore:
     def metadata(self) -> MetadataStore:
         return self._others.metadata
 
+    def replace_last(self, ledger_id: int, record: bytes) -> None:
+        """Replace the last record of a ledger, for a broker that has written another one than the cursor."""
+        self._ledgers.find(ledger_id).record = record
+
     def close(self) -> None:
         self._others.close()
 
@@ -94,21 +98,17 @@ class _LatestEntries(LedgerStore):
 
     def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
         """Return the last record; none in place of any other."""
-        ledger = self._ledger(ledger_id)
+        ledger = self.find(ledger_id)
         return [ledger.record] if (first, end) == (ledger.count - 1, ledger.count) else []
 
     def _last(self, ledger_id: int) -> int:
-        return self._ledger(ledger_id).count - 1
-
-    def replace_last(self, ledger_id: int, record: bytes) -> None:
-        """Replace the last record of a ledger, for a broker that has written another one than the cursor."""
-        self._ledger(ledger_id).record = record
+        return self.find(ledger_id).count - 1
 
     def _delete(self, ledger_id: int) -> None:
         self._ledgers.pop(ledger_id, None)
 
     def _fence(self, ledger_id: int) -> int:
-        ledger = self._ledger(ledger_id)
+        ledger = self.find(ledger_id)
         ledger.is_fenced = True
         return ledger.count - 1
 
@@ -118,7 +118,7 @@ class _LatestEntries(LedgerStore):
     def _owners(self) -> list[str]:
         return [ledger.owner for ledger in self._ledgers.values()]
 
-    def _ledger(self, ledger_id: int) -> _Last:
+    def find(self, ledger_id: int) -> _Last:
         if ledger_id not in self._ledgers:
             raise no_ledger(ledger_id)
         return self._ledgers[ledger_id]

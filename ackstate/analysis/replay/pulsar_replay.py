@@ -32,8 +32,8 @@ from pyroaring import BitMap
 from ackstate.analysis.replay.cursor_replay import LatestEntryStore, acks_of, cut_by_cause, empty_store
 from ackstate.analysis.replay.replay import Epochs
 from ackstate.analysis.trace.events import EventKind
-from ackstate.cursor.managed import ManagedCursor
-from ackstate.cursor.persist.rate_limiter import MarkDeleteRateLimiter
+from ackstate.cursor import ManagedCursor
+from ackstate.cursor.pace import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -288,7 +288,7 @@ class PulsarReplay:
             return
         written = self._cursor.view.last_journal_entry
         if passed and written is not None and isinstance(self._store, LatestEntryStore):
-            (record,) = self._store.read(*written, written.entry_id + 1)
+            (record,) = self._store.ledgers.read(*written, written.entry_id + 1)
             info = replace(decode_position_info(record), position=self._granted)
             for position, words in self._passed.items():
                 info.batch.ack(position, words)
@@ -387,7 +387,7 @@ class PulsarReplay:
                     parts.append((position, left))
                 elif not left:
                     whole[ledger_id] = whole[ledger_id] | BitMap(range(position.entry_id, self._ends[position]))
-        self._cursor.intake.ack_bitmaps(whole, now_ms=now_ms)
+        self._cursor.ack_bitmaps(whole, now_ms=now_ms)
         for position, left in parts:
             mask = sum(1 << (message - position.entry_id) for message in left)
             words = [mask >> shift & _WORD for shift in range(0, mask.bit_length(), 64)]

@@ -242,13 +242,13 @@ def test_what_the_mark_delete_passes_during_a_write_that_fails_is_not_durable(st
     receipt = cursor.ack_entries(3, [1, 2, 3], now_ms=0)
     assert cursor.persist(now_ms=0).messages_held_back == 3
 
-    def fail(_entries):
+    def fail(*_):
         cursor.ack(P(3, 0), now_ms=0)
         raise StoreError("no")
 
     with monkeypatch.context() as failing:
-        failing.setattr(store.ledgers, "append_many", fail)
-        failing.setattr(store.metadata, "put", lambda *_, **__: fail(()))
+        failing.setattr(store.ledgers, "append", fail)
+        failing.setattr(store.metadata, "put", lambda *_, **__: fail())
         with pytest.raises(StoreError):
             cursor.promote(0, now_ms=0)
     assert cursor.mark_delete_position == P(3, 3)

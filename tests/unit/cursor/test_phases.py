@@ -81,13 +81,19 @@ class WatchedLock:
         self._lock = threading.Lock()
         self.waited_for = threading.Event()
 
-    def __enter__(self):
+    def acquire(self):
         if not self._lock.acquire(blocking=False):
             self.waited_for.set()
             assert self._lock.acquire(timeout=PATIENCE_S)
 
-    def __exit__(self, *_):
+    def release(self):
         self._lock.release()
+
+    def __enter__(self):
+        self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
 
 
 class CallInThread(threading.Thread):
@@ -109,9 +115,9 @@ class CallInThread(threading.Thread):
         return self
 
 
-def opened(store, config):
+def opened(store, config, *, name="s"):
     log = LedgerMap.from_counts({3: ENTRIES})
-    return ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+    return ManagedCursor.open(store, topic="t", subscription=name, ledgers=log, config=config, now_ms=0)
 
 
 def acked(cursor):
@@ -129,8 +135,8 @@ def persist(cursor):
     return cursor.persist(now_ms=1).route
 
 
-def persist_together(cursor):
-    (result,) = persist_all([cursor], now_ms=1)
+def persist_together(cursor, *others):
+    result, *_ = persist_all([cursor, *others], now_ms=1)
     if isinstance(result, Exception):
         raise result
     return result.route
@@ -151,14 +157,14 @@ def around(*names):
 
 WHOLE_LEDGER = around("create", "append", "put", "delete")
 ROUTES = {  # name -> settings, the call, its route, the boundaries that it passes, the call that decides
-    "delta": (NATIVE, persist, PersistTarget.DELTA, around("append_many"), "append_many"),
+    "delta": (NATIVE, persist, PersistTarget.DELTA, around("append"), "append"),
     "deltas of many": (NATIVE, persist_together, PersistTarget.DELTA, around("append_many"), "append_many"),
     "snapshot": (CursorConfig(ledger_entry_count_max=2), persist, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
-    "whole": (PULSAR, persist, PersistTarget.WHOLE, around("append_many"), "append_many"),
-    "metadata": (NATIVE, persist, PersistTarget.METADATA, around("append_many", "put", "delete"), "put"),
+    "whole": (PULSAR, persist, PersistTarget.WHOLE, around("append"), "append"),
+    "metadata": (NATIVE, persist, PersistTarget.METADATA, ["before append", *around("put", "delete")], "put"),
     "reset": (NATIVE, reset, PersistTarget.SNAPSHOT, WHOLE_LEDGER, "put"),
     "reset in metadata": (NATIVE, reset, PersistTarget.METADATA, ["before create", *around("put", "delete")], "put"),
-    "close": (NATIVE, close, PersistTarget.DELTA, around("append_many"), "append_many"),
+    "close": (NATIVE, close, PersistTarget.DELTA, around("append"), "append"),
     "close in metadata": (PULSAR, close, PersistTarget.METADATA, around("put", "delete"), "put"),
 }
 
@@ -181,7 +187,8 @@ class Scene:
             self.store.inner.break_ledgers()
         self.lock = self.cursor._persister.writing = WatchedLock()
         self.boundaries.stop_at = stop_at
-        self.writer = self.boundaries.writer = CallInThread(lambda: self.call(self.cursor))
+        others = [opened(self.store, config, name="idle")] if self.call is persist_together else []
+        self.writer = self.boundaries.writer = CallInThread(lambda: self.call(self.cursor, *others))
 
     @property
     def is_reset(self):

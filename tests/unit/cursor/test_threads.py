@@ -9,7 +9,7 @@ import pytest
 
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.cursor import persist_all
-from ackstate.cursor.persist import close_all, execute
+from ackstate.cursor.persist import close_all, execute_one
 from waiting import wait_until
 
 THREADS = 8
@@ -27,10 +27,10 @@ class GatedLedgers:
     def __getattr__(self, name):
         return getattr(self._ledgers, name)
 
-    def append_many(self, appends):
+    def append(self, ledger_id, entries):
         self.begun.set()
         assert self.go_on.wait(timeout=30)
-        return self._ledgers.append_many(appends)
+        return self._ledgers.append(ledger_id, entries)
 
 
 class GatedStore:
@@ -97,7 +97,7 @@ def test_a_cursor_that_another_thread_closes_meanwhile_is_closed_without_an_erro
     assert store.ledgers.begun.wait(timeout=30)
     second.start()
     # It has found the cursor open, and waits for the write of the other.
-    wait_until(lambda: sys._current_frames()[second.ident].f_code is execute.__code__)
+    wait_until(lambda: sys._current_frames()[second.ident].f_code is execute_one.__code__)
     store.ledgers.go_on.set()
     first.join()
     second.join()
