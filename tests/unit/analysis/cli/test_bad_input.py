@@ -332,7 +332,7 @@ def a_database_of_others(broker):
 
 
 def a_newer_store(broker):
-    patch_header(broker, offset=60, value=3)
+    patch_header(broker, offset=60, value=4)
 
 
 def a_cut_store(broker):
@@ -359,7 +359,7 @@ BAD_STORES = {
     foreign_store: "notes.txt",
     text_for_a_store: DATABASE,
     a_database_of_others: DATABASE,
-    a_newer_store: "version 2",
+    a_newer_store: "version 3",
     a_cut_store: DATABASE,
     an_empty_store_file: DATABASE,
     a_file_for_a_store: "store",
