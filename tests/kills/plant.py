@@ -1,20 +1,26 @@
-"""Plant the bugs of `planted.py` one at a time: `python -m kills.plant [NAME...]`; 1 if a killer misses its bug.
+"""Plant the bugs of planted.json one at a time: `python -m kills.plant [NAME...]`; 1 if a killer misses its bug.
 
 Each is planted in a copy of the files that git knows, so the work tree stays as it is. First the killers must pass.
+
+A bug has a name, a file, an `old` text that occurs once in it, the `new` text instead, the harm that this does, and its
+killers: ids of tests, and layers as ``layer L0``, each of which notices it; none if nothing does.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from kills.planted import PLANTED
+from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
+PLANTED = [
+    SimpleNamespace(**row) for row in json.loads(Path(__file__).with_name("planted.json").read_text(encoding="utf-8"))
+]
 CRASH = ("-P", "-m", "crash", "--seed", "1", "--budget", "60s", "--layer")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -83,8 +84,19 @@ def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
             timeout_keep_alive=_IDLE_SECONDS, limit_concurrency=_CONNECTIONS_MAX,
             h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         )  # fmt: skip
-        announce(_line(settings, listener.getsockname()[1]))
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, partial(announce, _line(settings, listener.getsockname()[1]))).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Announces itself once its own handlers of signals are set: one that came before would stop it half way."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
 
 
 def listening(host: str, port: int) -> socket.socket:
