@@ -53,6 +53,8 @@ KEYS = (
                      "has Pulsar's default."),
     PulsarKey("managedLedgerCursorPositionFlushSeconds", "60", "7"),
     PulsarKey("managedLedgerPersistIndividualAckAsLongArray", "true", "false"),
+    PulsarKey("managedLedgerUnackedRangesOpenCacheSetEnabled", "true", "false",
+              remark="If false, a list of ranges is written."),
     PulsarKey("managedCursorInfoCompressionType", "NONE", "ZSTD", "LZ4"),
     PulsarKey("managedCursorInfoCompressionThresholdInBytes", "16,384", "77"),
     PulsarKey("acknowledgmentAtBatchIndexLevelEnabled", "true", "false"),
