@@ -122,11 +122,14 @@ def ack_logs(draw):
     }  # fmt: skip
 
 
+_RUN = ("ledger_id", "first_entry", "last_entry")  # without values in an event of kind command
+
+
 def events_of(run):
     """Return the acks of a run as events of messages."""
     table, _ = next(ack_log.tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str))
     return [
-        Event(row["ts_ms"], EventKind(KINDS[row["kind"]]), row["ledger_id"], row["first_entry"], row["last_entry"])
+        Event(row["ts_ms"], EventKind(KINDS[row["kind"]]), *(row[name] or 0 for name in _RUN))
         for row in table.to_pylist() if row["subscription"]
     ]  # fmt: skip
 
