@@ -404,12 +404,10 @@ class DispatchGate:
             yield self._part.verdict()
 
     def _refusal(self, costs: Costs, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
-        """Open and close the rules by the needs of the first message; return a verdict if one of them is closed.
-
-        All rules are examined, also if the first refuses: each closes by itself.
-        """
+        """Open and close the rules by the needs of the first message; return a verdict if one of them is closed."""
         states = self._states(consumer)
         refusal = None
+        # All are examined, also if the first refuses: each closes by itself.
         for state, needed, used in zip(states, (total_of(each, 1) for each in costs), _used(usage), strict=True):
             if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
                 refusal = state.verdict(used)
@@ -448,7 +446,6 @@ class DispatchGate:
         return state
 
     def _forget_consumer(self, consumer: str) -> None:
-        """Open the consumers' rule for one of them."""
         if self._closed_consumers.pop(consumer, None) is not None:
             self._has_opened = True
 

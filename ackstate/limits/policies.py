@@ -166,15 +166,10 @@ class BrokerDelayedDelivery:
 
 
 class Decision(NamedTuple):
-    """The delivery time of a message that may be stored.
+    """The delivery time of a message that may be stored."""
 
-    Attributes:
-        deliver_at_ms: The time to store; negative for immediate delivery.
-        overrides_client: Whether a fixed delay replaced the time that the producer requested.
-    """
-
-    deliver_at_ms: int
-    overrides_client: bool
+    deliver_at_ms: int  # the time to store; negative for immediate delivery
+    overrides_client: bool  # whether a fixed delay replaced the time that the producer requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,12 +375,9 @@ def check_namespace_settable(
 
 
 def check_fixed_delay_kept(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> None:
-    """Refuse a change that leaves a fixed delay in force while delayed delivery is not active.
+    """Refuse a change, by `DelayPolicyRefusedError`, with which a fixed delay is in force but would not be kept.
 
     One that was not kept before the change either, and is as long, is no reason: to refuse would keep out every repair.
-
-    Raises:
-        DelayPolicyRefusedError: A fixed delay would not be kept.
     """
     if _breaks(before, after):
         raise _not_kept(after)
@@ -559,10 +551,7 @@ class PolicyStore:
         return VersionedPolicies(policies, version)
 
     def discard_unreadable(self, owner: PolicyOwner) -> bool:
-        """Delete the policies of an owner, all of them, if they cannot be read; else do nothing.
-
-        Returns:
-            Whether they were deleted.
+        """Delete the policies of an owner, all of them, if they cannot be read, and return whether they were deleted.
 
         Raises:
             StoreError: The storage failed.
@@ -624,16 +613,7 @@ def encode_policies(policies: Policies) -> bytes:
 
 
 def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
-    """Read policies back: exactly what `encode_policies` writes, and nothing that only resembles it.
-
-    Args:
-        data: The value of the metadata store.
-        what: Whose policies, for error messages.
-
-    Raises:
-        CorruptStateError: It is damaged, or something else.
-        UnsupportedVersionError: It has another version.
-    """
+    """Read exactly what `encode_policies` writes; else `CorruptStateError`, or `UnsupportedVersionError`."""
     if len(data) > DOCUMENT_BYTES_MAX:
         raise _corrupt(what, offset=DOCUMENT_BYTES_MAX, expected="no more", found=f"{len(data)} bytes")
     try:
