@@ -57,7 +57,6 @@ class EntryPages:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many pages are in use."""
         return len(self._numbers)
 
     @property
@@ -598,8 +597,7 @@ class TopicDelayIndex(SharedDelayIndex):
         """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
 
         Raises:
-            ValueError: The time is out of range.
-            TypeError: The time is not an integer.
+            As `add`.
         """
         now_ms = check_time(now_ms, name="now_ms")
         with self.lock:

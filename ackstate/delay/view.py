@@ -120,8 +120,7 @@ class DelayedDeliveryTracker(Protocol):
         maximum.
 
         Raises:
-            ValueError: A number is out of range.
-            TypeError: A number is not an integer.
+            As `add_message`.
         """
         ...
 
@@ -165,8 +164,7 @@ class DelayedDeliveryTracker(Protocol):
         A message that is not known to wait must be read and offered.
 
         Raises:
-            ValueError: An id or the time is out of range.
-            TypeError: One of them is not an integer.
+            As `add_message`.
         """
         return False
 
@@ -174,7 +172,7 @@ class DelayedDeliveryTracker(Protocol):
         """Return those of the next messages that are not known to wait: those for which `skip` returns False.
 
         Raises:
-            As `skip`.
+            As `add_message`.
         """
         return [position for position in positions if not self.skip(position, now_ms=now_ms)]
 
@@ -194,8 +192,7 @@ class DelayedDeliveryTracker(Protocol):
         """Note that everything up to a position, included, is durably acked, until `clear`.
 
         Raises:
-            ValueError: An id is out of range.
-            TypeError: An id is not an integer.
+            As `add_message`.
         """
         return
 

@@ -67,11 +67,7 @@ class BrokerLimit:
 
         Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar.
 
-        Args:
-            source: The keys and their values, or the path of a ``broker.conf``.
-
-        Raises:
-            As `GateLimits.from_pulsar_conf`.
+        Source and errors as for `GateLimits.from_pulsar_conf`.
         """
         values = read_settings(source, "BrokerLimit", "GateLimits")
         limit, share = values.get(BROKER_UNACKED, 0), values.get(BLOCKED_SHARE, _SHARE_DEFAULT)

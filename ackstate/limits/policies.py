@@ -216,11 +216,8 @@ class EffectiveDelayedDelivery:
 
         Args:
             publish_time_ms: The producer's timestamp, 0 or more. A fixed delay is added to it, so it follows the
-                producer's clock.
+                producer's clock; the sum is capped at 2**63 - 1.
             deliver_at_ms: The time that the producer requests, past times included; negative for none.
-
-        Returns:
-            The decision. With a fixed delay, the time is capped at 2**63 - 1.
 
         Raises:
             DeliveryDelayExceededError: The requested time is more than the maximum after the publish time.
@@ -521,7 +518,7 @@ class PolicyStore:
     def update(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None = None
     ) -> VersionedPolicies:
-        """Read, change and write the policies of an owner, unless another writer has written in between.
+        """Read, change, write and return the policies of an owner, unless another writer has written in between.
 
         Nothing is tried again, because the value of a conflicting writer may be a reason to stop. A change without
         effect writes nothing. Policies without a value are deleted.
@@ -530,9 +527,6 @@ class PolicyStore:
             owner: The owner of the policies.
             change: Returns the new policies, or raises to leave all as it is.
             expected_version: Refuse at once unless the policies are at this version, `ABSENT` for none.
-
-        Returns:
-            The new policies and their version.
 
         Raises:
             VersionMismatchError: They are at another version, or were changed meanwhile; nothing was written.

@@ -266,7 +266,7 @@ class RuleState(Closing):
 
 
 def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
-    """Return how many of the first messages, costing 1 each by default, fit; if free, even into a negative room."""
+    """Return how many of the first messages fit, each costing 1 if `costs` is None; free ones fit a negative room."""
     room = max(room, 0)
     if costs is None:
         return min(count, room)

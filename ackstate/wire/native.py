@@ -520,7 +520,6 @@ def _acked(singles: npt.NDArray[np.void]) -> dict[int, BitMap]:
 
 
 def _decode_block(encoded: bytes) -> tuple[int, BitMap]:
-    """Read the only ledger block of a record."""
     ledger_id, size = LEDGER_BLOCK.unpack_from(encoded, _DELTA.itemsize)
     portable = encoded[_BITMAP_AT : -CHECKSUM.size]
     if ledger_id > LEDGER_ID_MAX or size != len(portable):

@@ -78,19 +78,14 @@ class PositionInfo:
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """A cursor's record in the metadata store.
+    """A cursor's record in the metadata store; the fields that are not described here are as in `PositionInfo`.
 
     Attributes:
         cursors_ledger_id: The cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record.
         mark_delete: Every entry up to it, inclusive, was acked when this was written; None if the record lacks it.
-        deleted: As in `PositionInfo`.
-        batch: As in `PositionInfo`.
-        properties: As in `PositionInfo`.
         last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record lacks it.
         cursor_properties: Properties set by the application, name -> text.
-        unknown: As in `PositionInfo`.
         term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
-        idle_since_ms: As in `PositionInfo`.
     """
 
     cursors_ledger_id: int
