@@ -55,10 +55,8 @@ if TYPE_CHECKING:
     from ackstate.stores.base import LedgerStore, MetadataStore, Store
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
-BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"
-"""The prefix of the registry's keys of buckets."""
-ROOT = "/delayed-buckets"
-"""The path above the registries of topics."""
+BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"  # of the registry's keys of buckets
+ROOT = "/delayed-buckets"  # the path above the registries of topics
 _OWNER_PREFIX = "delayed "  # of the ledgers of a topic's snapshots
 ATTEMPT_COUNT = 4
 _BATCH_BYTES_MAX = 512 * 1024  # of one append
@@ -160,7 +158,7 @@ class Bucket:
     ) -> None:
         self.key = key
         self.bucket_id = bucket_id
-        self.segments = tuple(segments)
+        self.segments = tuple(segments)  # by time; not empty
         self.current = current
         self.boundary = Boundary.of(loaded)
         # As in Pulsar: the messages to come when the bucket was sealed or recovered; it does not fall with deliveries.
@@ -545,6 +543,7 @@ class BucketSnapshots:
         (self.succeeded if is_done else self.failed)[kind] += 1
 
     def _check_owner(self) -> None:
+        """Take the registry over before the first change, and refuse changes once another owner has it."""
         registry = self._storage.registry
         if registry.is_owned:
             registry.get_all()

@@ -298,7 +298,13 @@ class SharedDelayIndex(ABC):
             self.drop_before(ledger_id)
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
-        """Return a view for a subscription that is about to read the log; each view may be used by another thread."""
+        """Return a view for a subscription that is about to read the message log.
+
+        Views may be used by different threads.
+
+        Args:
+            is_acked: Returns whether the subscription has acked a position.
+        """
         self._check_open()
         return SubscriptionDelayView(self, is_acked=is_acked)
 
@@ -307,7 +313,7 @@ class SharedDelayIndex(ABC):
         self.is_open = False
 
     def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
-        """Hold messages just published, unchecked, each with its delivery time; no reader has come to them yet."""
+        """Hold messages just published, which no reader has met, with their times, unchecked; no-op if closed."""
         with self.lock:
             for position, deliver_at_ms in delayed if self.is_open else ():
                 self.hold(position, deliver_at_ms)
