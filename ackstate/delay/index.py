@@ -320,7 +320,7 @@ class Calendar:
         self._forget_pages_if_empty()
 
     def keep_only(self, positions: PositionSet) -> None:
-        """Remove the messages that are not in a set, once half of all are to go: O(1), amortized."""
+        """Remove the messages that are not in a set, once half of all are to go: O(1) until then."""
         if len(self) <= 2 * len(positions) + _FRESH_COUNT:
             return
         everything = self.take_until(_NEVER_MS - 1)
