@@ -1,13 +1,9 @@
 """Storage of sealed buckets: snapshots in ledgers, the registry that names them, and their recovery.
 
-A bucket is the delayed messages of a range of message ledgers, stored by time in segments. Its snapshot is one ledger:
-entry 0 is the metadata of the segments, entries 1 to N are the segments. The registry is one value of the metadata
-store, with the ledger of each bucket's snapshot under Pulsar's key for the bucket.
-
-Every call of the storage is tried up to four times, as in Pulsar. A snapshot is first written, then registered; and
-first unregistered, then deleted. So a crash can only leave an unregistered snapshot, and a recovery or `clear` finds it
-by its owner. An owner takes the registry over before it changes anything. From then on no earlier owner can register or
-unregister a snapshot, nor, therefore, delete one that the present owner has registered or recovered.
+A snapshot is one ledger: entry 0 is the metadata of the segments, entries 1 to N are the segments. It is first written,
+then registered; and first unregistered, then deleted. So a crash can only leave an unregistered snapshot, which a
+recovery or `clear` finds by its owner. An owner takes the registry over before it changes anything: from then on no
+earlier owner can register or unregister a snapshot, nor, therefore, delete one that the present owner has.
 
 Source: ``ImmutableBucket`` and ``BookkeeperBucketSnapshotStorage`` of Apache Pulsar, PIP-195.
 """
@@ -59,10 +55,8 @@ if TYPE_CHECKING:
     from ackstate.stores.base import LedgerStore, MetadataStore, Store
     from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
-BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"
-"""The prefix of the registry's keys of buckets."""
-ROOT = "/delayed-buckets"
-"""The path above the registries of topics."""
+BUCKET_KEY_PREFIX = "#pulsar.internal.delayed.bucket"  # of the registry's keys of buckets
+ROOT = "/delayed-buckets"  # the path above the registries of topics
 _OWNER_PREFIX = "delayed "  # of the ledgers of a topic's snapshots
 ATTEMPT_COUNT = 4
 _BATCH_BYTES_MAX = 512 * 1024  # of one append
@@ -97,7 +91,6 @@ class BucketKey(NamedTuple):
         return key
 
     def encloses(self, other: BucketKey) -> bool:
-        """Return whether every ledger of another range is in this one."""
         return self.first_ledger_id <= other.first_ledger_id and other.last_ledger_id <= self.last_ledger_id
 
 
@@ -117,21 +110,17 @@ class Boundary(NamedTuple):
 
     @classmethod
     def of(cls, segment: DelayedIndexes) -> Boundary:
-        """Return the boundary of a segment that is not empty."""
         return cls(*(int(column[-1]) for column in segment))
 
     def count_before(self, due: DelayedIndexes) -> int:
-        """Count the messages before this one, given sorted messages of which none is due later than this one."""
+        """Count those of sorted messages that are before this one; none may be due later than this one."""
         at = int(np.searchsorted(due.deliver_at_ms, self.due_ms))
         positions = zip(due.ledger_ids[at:].tolist(), due.entry_ids[at:].tolist(), strict=True)
         return at + sum(position < (self.ledger_id, self.entry_id) for position in positions)
 
 
 class BucketSegment(NamedTuple):
-    """The part of a segment that stays in memory: its times, its count, and its metadata as bytes.
-
-    The bytes are a tenth of the size of the bitmaps.
-    """
+    """The part of a segment that stays in memory; its metadata as bytes, a tenth of the size of the bitmaps."""
 
     first_due_ms: int
     last_due_ms: int
@@ -140,14 +129,12 @@ class BucketSegment(NamedTuple):
 
     @classmethod
     def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> BucketSegment:
-        """Return the in-memory part of a segment, given its metadata and, optionally, the encoded metadata."""
         message_count = sum(map(len, metadata.bitmaps.values()))
         encoded = encode_metadata((metadata,)) if encoded is None else encoded
         return cls(metadata.min_deliver_at_ms, metadata.max_deliver_at_ms, message_count, encoded)
 
     @property
     def metadata(self) -> SegmentMetadata:
-        """The messages of the segment. Complexity: O(ledgers)."""
         return decode_metadata(self.encoded, what="segment metadata in memory")[0]
 
 
@@ -157,15 +144,7 @@ _SEGMENT_BYTES = 220
 
 @final
 class Bucket:
-    """A bucket with a stored snapshot and one segment in memory.
-
-    Args:
-        key: The message ledgers that it covers.
-        bucket_id: The ledger of its snapshot.
-        segments: All segments, ordered by time; not empty.
-        current: The number of the segment in memory, from 1.
-        loaded: That segment.
-    """
+    """A bucket with a stored snapshot, `bucket_id`, and one segment in memory, `current`, counted from 1."""
 
     __slots__ = ("boundary", "bucket_id", "current", "is_live", "is_registered", "key", "message_count", "segments")
 
@@ -179,7 +158,7 @@ class Bucket:
     ) -> None:
         self.key = key
         self.bucket_id = bucket_id
-        self.segments = tuple(segments)
+        self.segments = tuple(segments)  # by time; not empty
         self.current = current
         self.boundary = Boundary.of(loaded)
         # As in Pulsar: the messages to come when the bucket was sealed or recovered; it does not fall with deliveries.
@@ -189,26 +168,20 @@ class Bucket:
 
     @property
     def last(self) -> int:
-        """The number of the last segment."""
         return len(self.segments)
 
     @property
     def has_unloaded_segment(self) -> bool:
-        """Whether a segment is still to be loaded."""
         return self.current < self.last
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory its metadata takes; the messages in memory are counted elsewhere."""
+        """About how much memory its metadata takes, without the messages."""
         return sum(_SEGMENT_BYTES + len(segment.encoded) for segment in self.segments)
 
 
 class RegistryFencedError(StoreError):
-    """Another owner has taken over the registry of delay buckets; nothing was changed.
-
-    Attributes:
-        texts: What that owner has registered.
-    """
+    """Another owner, which registered `texts`, has taken over the registry of delay buckets; nothing was changed."""
 
     def __init__(self, path: str, texts: Mapping[str, str]) -> None:
         super().__init__(f"{path}: another owner has taken over the registry of delay buckets")
@@ -236,12 +209,7 @@ def encode_registry(registered: Registered) -> bytes:
 
 
 def decode_registry(data: bytes) -> Registered:
-    """Decode a registry.
-
-    Raises:
-        UnsupportedVersionError: It has another version.
-        CorruptStateError: Anything else is wrong. No other exception can escape.
-    """
+    """Decode a registry; `UnsupportedVersionError` for another version, `CorruptStateError` for anything else."""
     end = len(data) - CHECKSUM.size
     if end < _REGISTRY.size:
         corrupt(len(data), f"at least {_REGISTRY.size + CHECKSUM.size} bytes", f"{len(data)}", what=_REGISTRY_NAME)
@@ -436,10 +404,7 @@ class SnapshotStorage:
 
 @final
 class BucketSnapshots:
-    """The stored buckets of one index; a call raises `AckStateError` once every attempt has failed.
-
-    Operations are counted by kind (create, load, delete, merge), all attempts of one once.
-    """
+    """The stored buckets of one index; a call raises `AckStateError` once every attempt has failed, and counts once."""
 
     def __init__(self, storage: SnapshotStorage) -> None:
         self._storage = storage
@@ -451,7 +416,6 @@ class BucketSnapshots:
 
     @property
     def retired(self) -> frozenset[int]:
-        """The retired snapshots that could not be deleted yet."""
         return frozenset(self._retired)
 
     def take_over(self) -> tuple[dict[str, str], set[int]]:
@@ -505,7 +469,7 @@ class BucketSnapshots:
         return None if last < 0 else (attempt(lambda: ledgers.read(bucket_id, 0, 1))[0], last)
 
     def read_segments(self, bucket_id: int, first: int, metadata: Sequence[SegmentMetadata]) -> list[DelayedIndexes]:
-        """Return segments from a number on, which count from 1, one for each metadata, and matching it."""
+        """Return the segments that match the metadata, from number `first` on, which counts from 1."""
         end = first + len(metadata)
         entries = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, first, end))
         return [
@@ -534,7 +498,6 @@ class BucketSnapshots:
             return False
 
     def stored(self) -> set[int]:
-        """Return every snapshot that is stored, registered or not; `AckStateError` if every attempt failed."""
         return set(attempt(lambda: self._storage.ledgers.owned_by(self._storage.owner)))
 
     def drop(self, bucket_id: int, key: BucketKey | None = None) -> None:
@@ -547,15 +510,13 @@ class BucketSnapshots:
         attempt(lambda: self._storage.registry.remove(str(key)))
 
     def delete_retired(self) -> None:
-        """Delete every retired snapshot; after a failure the next call retries."""
         for bucket_id in tuple(self._retired):
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot that is registered or stored; raise the first error.
+        """Unregister and delete every snapshot registered or stored, even after a failure; raise the first error.
 
-        All are tried, even after a failure. A snapshot that cannot be unregistered is not deleted. `delete_retired`
-        retries the rest.
+        One that cannot be unregistered is not deleted: `delete_retired` retries it.
         """
         errors: list[AckStateError] = []
         stored = self.stored()
@@ -579,7 +540,6 @@ class BucketSnapshots:
             raise errors[0]
 
     def count(self, kind: str, *, is_done: bool) -> None:
-        """Count a successful or failed operation."""
         (self.succeeded if is_done else self.failed)[kind] += 1
 
     def _check_owner(self) -> None:
@@ -659,21 +619,12 @@ class DropReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DroppedBucket:
-    """A registered bucket that was not recovered.
+    """A registered bucket that was not recovered: the dispatcher offers its messages again as it reads the log."""
 
-    Its messages are not in the index, so the dispatcher offers them again as it reads the log.
-
-    Attributes:
-        name: Its key in the registry.
-        text: The registered text, the decimal id of its snapshot.
-        reason: The reason.
-        detail: The details; empty if the reason is sufficient.
-    """
-
-    name: str
-    text: str
+    name: str  # its key in the registry
+    text: str  # the registered text, the decimal id of its snapshot
     reason: DropReason
-    detail: str = ""
+    detail: str = ""  # empty if the reason is sufficient
 
 
 @dataclass(frozen=True, slots=True)

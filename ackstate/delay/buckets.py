@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from ackstate.delay.bucket_storage import BucketSegment, SnapshotStorage
     from ackstate.delay.config import DelayConfig
 
-MERGED_COUNT_MAX = 4
-"""The maximal number of buckets in one merge."""
+MERGED_COUNT_MAX = 4  # buckets in one merge
 _NO_LEDGER = -1
 # From this many messages per ledger on, removing them from its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16
@@ -114,42 +113,22 @@ def _smallest(windows: Sequence[Sequence[Bucket]]) -> Sequence[Bucket]:
 
 @dataclass(frozen=True, slots=True)
 class DamagedSegment:
-    """A stored segment that could not be read while the index was in use.
+    """A stored segment that could not be read; its messages get their times from the log, else its last due time."""
 
-    Its messages are not lost: their due times are read from the log or, if that is impossible, they are due at the last
-    due time of the segment.
-
-    Attributes:
-        bucket_id: The snapshot.
-        key: The message ledgers of its bucket.
-        segment: Number of the segment, from 1.
-        reason: The error.
-    """
-
-    bucket_id: int
-    key: BucketKey
-    segment: int
-    reason: str
+    bucket_id: int  # the snapshot
+    key: BucketKey  # the message ledgers of its bucket
+    segment: int  # from 1
+    reason: str  # the error
 
 
 @dataclass(frozen=True, slots=True)
 class BucketStats:
-    """Statistics of a bucketed index, all at one instant.
+    """Statistics of a bucketed index, all at one instant; operations are by kind: create, load, delete, merge."""
 
-    Attributes:
-        bucket_count: Number of sealed buckets.
-        mutable_count: Messages in the mutable bucket, including those that have been handed out from it.
-        shared_count: Messages of the sealed buckets in memory, likewise.
-        retired_count: Retired snapshots that are still stored, since a call failed.
-        succeeded: Number of successful operations on snapshots, by kind: create, load, delete, merge.
-        failed: Number of failed operations, likewise.
-        damaged: Segments that could not be read.
-    """
-
-    bucket_count: int
-    mutable_count: int
-    shared_count: int
-    retired_count: int
+    bucket_count: int  # sealed ones
+    mutable_count: int  # messages in the mutable bucket, also those handed out from it
+    shared_count: int  # messages of the sealed buckets in memory, likewise
+    retired_count: int  # retired snapshots that are still stored, since a call failed
     succeeded: Mapping[str, int]
     failed: Mapping[str, int]
     damaged: tuple[DamagedSegment, ...]
@@ -159,7 +138,7 @@ class BucketStats:
 class SealedBuckets:
     """Buckets with stored snapshots; the caller holds their loaded messages in memory.
 
-    The ranges of buckets may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket.
+    Their ranges may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket.
     """
 
     def __init__(self, snapshots: BucketSnapshots | None, config: DelayConfig) -> None:
@@ -182,15 +161,13 @@ class SealedBuckets:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory the buckets take, without their messages. Complexity: O(segments)."""
         return sum(bucket.memory_bytes for bucket in self)
 
     def covers(self, ledger_id: int) -> bool:
-        """Return whether a message ledger is in the range of a bucket. Complexity: O(log buckets)."""
         return bool(self._tree.overlaps_point(ledger_id))
 
     def first_boundary(self) -> tuple[Boundary, Bucket] | None:
-        """Return the first boundary, before which the next segment must be loaded, and its bucket, if any."""
+        """Return the first boundary, before which the bucket's next segment must be loaded, and the bucket."""
         boundaries = self._boundaries
         while boundaries and not _is_current(boundaries[0]):
             heappop(boundaries)
@@ -219,7 +196,7 @@ class SealedBuckets:
     def merge(self) -> DelayedIndexes:
         """Merge some neighbours if there are too many buckets, and return the messages that must be in memory.
 
-        The sources are in use until the merged bucket is stored and registered; a failure changes nothing.
+        The sources are in use until the merged bucket is stored and registered, so a failure changes nothing.
         """
         sources = buckets_to_merge(list(self)) if self.has_too_many else ()
         if not sources:
@@ -253,10 +230,9 @@ class SealedBuckets:
         return None
 
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
-        """Load a bucket's next segment, whose messages must then be in memory; remove the bucket after the last one.
+        """Load a bucket's next segment, or remove the bucket after the last; None if the storage failed for now.
 
-        A damaged or missing segment is rebuilt from its metadata: its messages are due at their times in the log, or
-        all at the last due time of the segment.
+        A damaged or missing segment is rebuilt: its messages are due at their times in the log, else at its last time.
         """
         if not bucket.has_unloaded_segment:
             self._remove(bucket)
@@ -307,7 +283,6 @@ class SealedBuckets:
         self._boundaries.clear()
 
     def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
-        """Return the statistics of an index, given the numbers of its messages in memory."""
         stored = self.snapshots
         return BucketStats(
             bucket_count=len(self),
@@ -321,7 +296,6 @@ class SealedBuckets:
 
     @property
     def has_too_many(self) -> bool:
-        """Whether there are more buckets than the configuration allows."""
         return self._config.max_bucket_count is not None and len(self) > self._config.max_bucket_count
 
     @property
@@ -349,7 +323,7 @@ class SealedBuckets:
         self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:
-        """Assert every invariant, and return the number of messages to come. Complexity: O(segments)."""
+        """Assert every invariant, and return the number of messages to come."""
         waiting = {id(entry[2]) for entry in self._boundaries if _is_current(entry)}
         firsts = set()
         for interval in self._tree:
@@ -451,14 +425,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         the dispatcher reads the log from the mark-delete position and offers them again. It contains messages that were
         acked since, until they are due or the mark-delete position reaches their ledger.
 
-        A recovery that takes too long, or whose storage fails, falls back to an index in memory: nothing is recovered,
-        sealed or deleted, and the stored buckets are left for the next recovery.
-
-        Args:
-            config: The settings.
-            storage: Where the buckets are.
-            now_ms: The time now.
-            is_late: Called before each bucket is read; returns whether to fall back.
+        If the storage fails, or `is_late` returns True, as it is asked before each bucket is read, the index is in
+        memory: nothing is recovered, sealed or deleted, and the stored buckets are left for the next recovery.
 
         Raises:
             ValueError: The time is out of range.
@@ -652,10 +620,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         return min((each for each in firsts if each is not None), default=None)
 
     def _next_take_ms(self, *, early_ms: int) -> int | None:
-        """Return the next time to take messages; None if none is held.
-
-        While a segment cannot be loaded, it is a second after the last attempt.
-        """
+        """Return when to take messages next: a second after the last attempt while a segment cannot be loaded."""
         first_ms = self._first_due_ms
         return None if first_ms is None else max(first_ms - early_ms, self._retry_at_ms, 0)
 
@@ -677,9 +642,9 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             self._has_consumed = True
 
     def _take_due(self, until_ms: int, *, max_count: int | None = None) -> PositionSet:
-        """Take out the messages that are due first, up to a time, included, and at most `max_count`.
+        """Take out at most `max_count` of the messages due first, up to a time, included.
 
-        Errors of the storage's `read_deliver_at_ms` propagate, and then nothing is taken out.
+        An error of the storage's `read_deliver_at_ms` propagates, and then nothing is taken out.
         """
         taken = PositionSet()
         try:
@@ -780,7 +745,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._sealed.clear()
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(bitmaps)."""
+        """Assert every invariant."""
         self.held._check()
         assert (self._mutable_first == _NO_LEDGER) == (self._mutable_last == _NO_LEDGER)
         assert self._mutable_first <= self._mutable_last

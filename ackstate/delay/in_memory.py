@@ -190,10 +190,7 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory the messages that wait take; 0 if none do.
-
-        Complexity: O(buckets * ledgers).
-        """
+        """About how much memory the messages that wait take; 0 if none do. Complexity: O(buckets * ledgers)."""
         self._check_open()
         if not self._keys:
             return 0
@@ -274,7 +271,6 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         return taken
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(buckets * ledgers)."""
         assert sorted(self._keys) == sorted(self._bitmaps)
         assert not self._keys or self._keys[0] == min(self._bitmaps)
         assert all(self._bitmaps.values())

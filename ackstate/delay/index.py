@@ -45,10 +45,7 @@ _PAGE_BYTES = 64
 
 @final
 class EntryPages:
-    """A number for each page in use, from 0, below 2**24; a number that is free is used again.
-
-    Not safe for concurrent use.
-    """
+    """A number below 2**24 for each page in use; a free number is used again. Not safe for concurrent use."""
 
     __slots__ = ("_free", "_highs", "_ledger_ids", "_numbers")
 
@@ -60,20 +57,14 @@ class EntryPages:
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many pages are in use."""
         return len(self._numbers)
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory the pages take. Complexity: O(1)."""
         return sum(map(getsizeof, (self._numbers, self._ledger_ids, self._highs))) + _PAGE_BYTES * len(self._numbers)
 
     def number(self, ledger_id: int, high: int) -> int:
-        """Return the number of the page of a ledger's entries with this upper half, a new one if it has none.
-
-        Raises:
-            OverflowError: All numbers are in use.
-        """
+        """Return the page of a ledger's entries with this upper half; `OverflowError` if it is new and none is free."""
         key = ledger_id << ENTRY_BITS | high
         page = self._numbers.get(key)
         if page is not None:
@@ -108,22 +99,17 @@ class EntryPages:
         return np.array(found, dtype=np.int64)[numbers] << ENTRY_BITS | entry_ids & ENTRY_MASK
 
     def position(self, place: int) -> tuple[int, int]:
-        """Return the ledger and the entry at a place."""
         page = place >> ENTRY_BITS
         return self._ledger_ids[page], self._highs[page] << ENTRY_BITS | place & ENTRY_MASK
 
     def positions(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the ledgers and the entries at places."""
         pages = places >> ENTRY_BITS
         ledger_ids = np.frombuffer(self._ledger_ids, dtype=np.int64)[pages]
         highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.int64)
         return ledger_ids, highs << ENTRY_BITS | places & ENTRY_MASK
 
     def by_page(self, places: NDArray[np.int64]) -> Iterator[tuple[int, array[int]]]:
-        """Sort places, at least one, and yield for each page of a ledger that ledger and the entries.
-
-        Complexity: O(n log n) for n places, and O(1) for each page.
-        """
+        """Sort places, at least one, and yield for each page its ledger and the entries."""
         places.sort()
         pages = places >> ENTRY_BITS
         highs = np.frombuffer(self._highs, dtype=np.uint16)[pages].astype(np.uint32)
@@ -146,12 +132,11 @@ class EntryPages:
         return found.values()
 
     def keep_only(self, used: AbstractSet[int]) -> None:
-        """Free the numbers of all pages but some. Complexity: O(pages)."""
+        """Free the numbers of all pages but some."""
         unused = [key for key, page in self._numbers.items() if page not in used]
         self._free += [self._numbers.pop(key) for key in unused]
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(pages)."""
         for key, page in self._numbers.items():
             assert key == self._ledger_ids[page] << ENTRY_BITS | self._highs[page]
         assert sorted([*self._numbers.values(), *self._free]) == list(range(len(self._highs)))
@@ -169,13 +154,7 @@ LEAF_MASK = (1 << ERA_BITS) - 1
 
 
 class Due(NamedTuple):
-    """Messages and their times: three arrays of one length, int64, by time, then by position.
-
-    Attributes:
-        due_ms: When each is due.
-        ledger_ids: Its ledger.
-        entry_ids: Its entry in that.
-    """
+    """Messages and their times: three arrays of one length, by time, then by position."""
 
     due_ms: NDArray[np.int64]
     ledger_ids: NDArray[np.int64]
@@ -239,10 +218,9 @@ class _Fresh(NamedTuple):
 class Calendar:
     """A priority queue of messages by due time, with no object per message; not safe for concurrent use.
 
-    Leaves cover the time to come, each an unsorted array of at most 32,768 keys that is divided when it is full. Only
-    the front, a thousand keys or two, is sorted. Messages added one by one or in small bulks are gathered first, up to
-    some thousand, and then go into the leaves together. So the work of a call is bounded, however many messages wait. A
-    message may be in it more than once.
+    Leaves cover the time to come, each an unsorted array of keys that is divided when it is full. Only the front, a
+    thousand keys or two, is sorted. Messages added in small numbers are gathered first, and go into the leaves
+    together. So the work of a call is bounded, however many messages wait. A message may be in it more than once.
 
     >>> calendar = Calendar()
     >>> calendar.add(Position(3, 7), 1_500)
@@ -274,12 +252,11 @@ class Calendar:
         self._sweep_at_count = _SWEEP_COUNT_MIN
 
     def __len__(self) -> int:
-        """Return how many messages are in it; one that was added twice counts twice. Complexity: O(1)."""
+        """Return how many messages are in it; one that was added twice counts twice."""
         return self._count + len(self._fresh.due_ms)
 
     @property
     def first_due_ms(self) -> int | None:
-        """When the next message is due, or None. Complexity: O(1)."""
         first_ms = self._fresh_first_ms
         if self._front:
             first_ms = min(first_ms, self._front_era << TIME_BITS | self._front[0] >> POSITION_BITS)
@@ -287,15 +264,11 @@ class Calendar:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory it takes. Complexity: O(leaves), some hundreds at 10 million messages."""
         arrays = sum(map(getsizeof, (*self._leaves, *self._fresh, self._front)))
         return arrays + _LEAF_BYTES * len(self._leaves) + self._pages.memory_bytes
 
     def add(self, position: Position, due_ms: int) -> None:
-        """Put in a message; neither its ids nor the time are checked.
-
-        Complexity: O(1); each 4,096th call O(leaves).
-        """
+        """Put in a message, unchecked. O(1); each 4,096th call O(leaves)."""
         ledger_id, entry_id = position
         times, ledger_ids, entry_ids = self._fresh
         times.append(due_ms)
@@ -307,14 +280,11 @@ class Calendar:
             self._flush()
 
     def add_many(self, ledger_id: int, entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64]) -> None:
-        """Put in messages of one ledger, not checked either.
-
-        Complexity: O(messages log messages); each 4,096th message, or a call with as many, O(leaves).
-        """
+        """Put in messages of one ledger, unchecked."""
         self.add_all(due_ms, np.full(len(entry_ids), ledger_id), entry_ids)
 
     def add_all(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
-        """Put in messages of any ledgers, three arrays as in `Due` but in any order; complexity as for `add_many`."""
+        """Put in messages of any ledgers, three arrays as in `Due` but in any order."""
         if not len(due_ms):
             return
         if len(due_ms) >= self._fresh_count_max:
@@ -328,10 +298,7 @@ class Calendar:
             self._flush()
 
     def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
-        """Remove and return the messages that are due at a time or before, the first of them, in order.
-
-        Complexity: O(n log n) for n messages returned, and O(1) for each that is due at the time of the last.
-        """
+        """Remove and return the messages due at a time or before, the first `max_count` of them, in order."""
         due = self._in_order(self._take(now_ms, len(self) + 1 if max_count is None else max_count))
         self._forget_pages_if_empty()
         if max_count is None or len(due) <= max_count:
@@ -342,10 +309,7 @@ class Calendar:
         return Due(*(column[:max_count] for column in due))
 
     def take_into(self, positions: PositionSet, now_ms: int) -> None:
-        """Remove the messages that are due at a time or before, and put their positions into a set.
-
-        Complexity: O(n log n) for n messages, and O(1) for each page of a ledger.
-        """
+        """Remove the messages that are due at a time or before, and put their positions into a set."""
         before = len(self)
         chunks = self._take(now_ms, before + 1)
         if before - len(self) >= _FEW:
@@ -356,10 +320,7 @@ class Calendar:
         self._forget_pages_if_empty()
 
     def keep_only(self, positions: PositionSet) -> None:
-        """Remove the messages that are not in a set, once they are more than those that may be.
-
-        Complexity: O(1), and O(messages log messages) each time that half of them are to go.
-        """
+        """Remove the messages that are not in a set, once half of all are to go: O(1) until then."""
         if len(self) <= 2 * len(positions) + _FRESH_COUNT:
             return
         everything = self.take_until(_NEVER_MS - 1)
@@ -372,7 +333,6 @@ class Calendar:
             self.add_many(ledger_id, *first_of_each(everything.entry_ids[is_of_it], everything.due_ms[is_of_it], kept))
 
     def clear(self) -> None:
-        """Remove everything."""
         Calendar.__init__(self)
 
     def _take(self, now_ms: int, wanted: int) -> list[EraKeys]:
@@ -422,7 +382,6 @@ class Calendar:
         return Due(times[order], ledger_ids[order], entry_ids[order])
 
     def _flush(self) -> None:
-        """Move the fresh messages into the front and the leaves."""
         self._free_unused_pages()
         fresh, self._fresh, self._fresh_first_ms = self._fresh, _Fresh(array("q"), array("q"), array("q")), _NEVER_MS
         if len(fresh.due_ms) >= _BULK_COUNT_MIN:
@@ -467,7 +426,6 @@ class Calendar:
                 self._put(era << ERA_BITS | key)
 
     def _put_sorted(self, era: int, keys: NDArray[np.uint64]) -> None:
-        """Put in keys of one era, which are sorted."""
         self._count += len(keys)
         first, end = bisect_left(self._lows, era << ERA_BITS), bisect_left(self._lows, era + 1 << ERA_BITS)
         lows = np.array([low & LEAF_MASK for low in self._lows[first:end]], dtype=np.uint64)
@@ -503,7 +461,6 @@ class Calendar:
         self._insert_leaves(0, self._front_era, keys[count:], size=_LEAF_COUNT_MAX // 2)
 
     def _divide(self, at: int) -> None:
-        """Make two leaves of one, or more after many were put in."""
         keys, low, size = np.frombuffer(self._leaves.pop(at), dtype=np.uint64), self._lows.pop(at), _LEAF_COUNT_MAX // 2
         # In a fifth of the time of a sort: the first key of each leaf is its lowest, but for the first leaf.
         keys = np.partition(keys, range(size, len(keys), size))
@@ -523,7 +480,7 @@ class Calendar:
         self._leaves[at:at] = [array("Q", piece.tobytes()) for piece in pieces]
 
     def _free_unused_pages(self) -> None:
-        """Free the pages that no key is on. Complexity: O(messages), whenever there are twice the pages."""
+        """Free the pages that no key is on, whenever there are twice the pages: O(messages)."""
         if len(self._pages) < self._sweep_at_count:
             return
         used: set[int] = set()
@@ -538,7 +495,6 @@ class Calendar:
             self.clear()
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(messages)."""
         assert list(self._front) == sorted(self._front)
         assert bool(self._front) == bool(self._count)
         assert len(self._fresh.due_ms) < self._fresh_count_max
@@ -641,8 +597,7 @@ class TopicDelayIndex(SharedDelayIndex):
         """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
 
         Raises:
-            ValueError: The time is out of range.
-            TypeError: The time is not an integer.
+            As `add`.
         """
         now_ms = check_time(now_ms, name="now_ms")
         with self.lock:
@@ -689,7 +644,6 @@ class TopicDelayIndex(SharedDelayIndex):
             self.due_log.append(due)
 
     def _check(self) -> None:
-        """Assert every invariant. Complexity: O(messages)."""
         self._calendar._check()
         self.held._check()
         assert len(self._calendar) >= len(self.held)

@@ -67,17 +67,14 @@ def check_deliver_at(deliver_at_ms: int) -> int:
 
 
 class AckedAndSent(Protocol):
-    """The reports of a subscription to its tracker. A cursor with a dispatcher can."""
+    """The reports of a subscription to its tracker."""
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Remove the acked entries from a bitmap of entries of one ledger."""
         ...
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
-        """Return the unsent messages that the reader has passed, from `first` (included) to `end` (excluded).
-
-        These are all entries below the read position that are not acked, not in flight and not queued for sending.
-        """
+        """Return what the reader has passed from `first` to `end` (excluded) that is not acked, in flight or queued."""
         ...
 
 
@@ -123,8 +120,7 @@ class DelayedDeliveryTracker(Protocol):
         maximum.
 
         Raises:
-            ValueError: A number is out of range.
-            TypeError: A number is not an integer.
+            As `add_message`.
         """
         ...
 
@@ -168,8 +164,7 @@ class DelayedDeliveryTracker(Protocol):
         A message that is not known to wait must be read and offered.
 
         Raises:
-            ValueError: An id or the time is out of range.
-            TypeError: One of them is not an integer.
+            As `add_message`.
         """
         return False
 
@@ -177,7 +172,7 @@ class DelayedDeliveryTracker(Protocol):
         """Return those of the next messages that are not known to wait: those for which `skip` returns False.
 
         Raises:
-            As `skip`.
+            As `add_message`.
         """
         return [position for position in positions if not self.skip(position, now_ms=now_ms)]
 
@@ -197,27 +192,20 @@ class DelayedDeliveryTracker(Protocol):
         """Note that everything up to a position, included, is durably acked, until `clear`.
 
         Raises:
-            ValueError: An id is out of range.
-            TypeError: An id is not an integer.
+            As `add_message`.
         """
         return
 
 
 @final
 class DueBatch:
-    """A link of the log: the messages that fell due at one moment. The last link is empty and waits to be filled.
-
-    Attributes:
-        number: Rises by one from link to link.
-        positions: The messages; not changed once `next` is set.
-        next: The link behind; None for the last.
-    """
+    """A link of the log: the messages that fell due at one moment. The last link is empty and waits to be filled."""
 
     __slots__ = ("next", "number", "positions")
 
     def __init__(self, number: int) -> None:
-        self.number = number
-        self.positions = PositionSet()
+        self.number = number  # rises by one from link to link
+        self.positions = PositionSet()  # not changed once `next` is set
         self.next: DueBatch | None = None
 
 
@@ -225,11 +213,8 @@ class DueBatch:
 class DueLog:
     """Batches in a linked list, of which the log itself holds only the end: batches that all have read are gone.
 
-    A reader that lags would keep all later batches alive. So once they may take more than a bound, all readers must
-    catch up: from then on the messages that such a reader has not handed out are in its own memory.
-
-    Args:
-        bytes_max: About how much memory batches may take before readers that lag must catch up.
+    A reader that lags would keep all later batches alive. So once they take more than about `bytes_max`, all readers
+    must catch up: from then on the messages that such a reader has not handed out are in its own memory.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
@@ -240,14 +225,10 @@ class DueLog:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory the batches take that some reader has yet to read. Complexity: O(readers + bitmaps)."""
         return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
 
     def append(self, positions: PositionSet) -> None:
-        """Append messages that have fallen due; the set belongs to the log from now on.
-
-        Complexity: O(ledgers), and O(readers) each time that the batches reach the bound.
-        """
+        """Append messages that have fallen due; the set belongs to the log from now on."""
         batch = self.end
         batch.positions = positions
         self.end = batch.next = DueBatch(batch.number + 1)
@@ -274,25 +255,15 @@ class SharedDelayIndex(ABC):
     """The messages of a topic that are not yet due, as its views and its message log use them.
 
     All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
-
-    Args:
-        due_log_bytes_max: About how much memory the due log may take before views that lag are cut off from it.
-
-    Attributes:
-        held: The messages that are not yet due; to be read, not changed.
-        lock: Guards the index and the calls of its views; no callback of a view runs under it.
-        due_log: The messages that have fallen due.
-        complete_from: From this position on, the log reports every delayed message when it is published.
-        now_ms: The latest time seen.
-        is_open: False after `close`.
     """
 
     def __init__(self, *, due_log_bytes_max: int) -> None:
-        self.held = PositionSet()
+        self.held = PositionSet()  # not yet due; to be read, not changed
+        # Guards the index and the calls of its views; no callback of a view runs under it.
         self.lock = threading.Lock()
         self.due_log = DueLog(bytes_max=due_log_bytes_max)
-        self.complete_from = _ABOVE_ALL
-        self.now_ms = 0
+        self.complete_from = _ABOVE_ALL  # from here on, the log reports each delayed message when it is published
+        self.now_ms = 0  # the latest time seen
         self.is_open = True
         self._reading = threading.Lock()
 
@@ -342,10 +313,7 @@ class SharedDelayIndex(ABC):
         self.is_open = False
 
     def learn(self, delayed: Iterable[tuple[Position, int]]) -> None:
-        """Hold messages that were just published, each with the time at which to deliver it; no-op if closed.
-
-        No reader has come to them yet. The positions and times are not checked.
-        """
+        """Hold messages just published, which no reader has met, with their times, unchecked; no-op if closed."""
         with self.lock:
             for position, deliver_at_ms in delayed if self.is_open else ():
                 self.hold(position, deliver_at_ms)

@@ -67,11 +67,7 @@ class BrokerLimit:
 
         Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar.
 
-        Args:
-            source: The keys and their values, or the path of a ``broker.conf``.
-
-        Raises:
-            As `GateLimits.from_pulsar_conf`.
+        Source and errors as for `GateLimits.from_pulsar_conf`.
         """
         values = read_settings(source, "BrokerLimit", "GateLimits")
         limit, share = values.get(BROKER_UNACKED, 0), values.get(BLOCKED_SHARE, _SHARE_DEFAULT)
@@ -98,11 +94,9 @@ class BrokerLimit:
         return self._is_blocked
 
     def change_limit(self, max_unacked_messages: int, blocked_share: float | None = None) -> None:
-        """Put another maximum in force from the next call on; messages above it stay unacked.
+        """Put another maximum, and another share if one is given, in force from the next call on.
 
-        Args:
-            max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
-            blocked_share: The share of that, 0 < share <= 1; None keeps the present one.
+        Messages above the maximum stay unacked.
 
         Raises:
             As the class; nothing is changed then.
@@ -169,8 +163,8 @@ NO_PARTS: tuple[BrokerPart, ...] = ()
 class BrokerPart(Closing):
     """One subscription's unacked messages within the limit of its broker.
 
-    Granted messages are promised to the subscription until it counts them as sent. Messages that it has not counted at
-    its next request were not sent, and their promise lapses.
+    Granted messages are promised until the subscription counts them as sent. Those that it has not counted at its next
+    request were not sent, and their promise lapses.
     """
 
     __slots__ = ("_broker", "_counted", "_has_left", "_promised", "_share_released_at", "wake")
@@ -201,10 +195,7 @@ class BrokerPart(Closing):
         return True
 
     def grant(self, weights: Sequence[int] | None, count: int, *, now_ms: int) -> tuple[int, Sequence[BrokerPart]]:
-        """Grant the longest prefix of new messages that fits, and close if none does.
-
-        Returns how many, and the parts that this opens, to be woken (`wake_all`) without a lock.
-        """
+        """Grant the longest prefix that fits, close if none does; return it and the parts to wake without a lock."""
         with self._broker._lock:
             opened = self._lapse()
             granted = 0 if self.is_closed else self._grant_open(weights, count, now_ms=now_ms)
@@ -230,11 +221,7 @@ class BrokerPart(Closing):
                 self._close(1, now_ms)
 
     def count(self, delta: int) -> None:
-        """Count messages that were sent or, below 0, acked or given back; no-op after `close`.
-
-        Raises:
-            ValueError: More are subtracted than were counted; nothing is changed.
-        """
+        """Count messages sent or, below 0, acked or given back; no-op after `close`. `ValueError` changes nothing."""
         with self._broker._lock:
             if delta == self._promised:
                 # Usually all granted messages are sent: the total has them already.
@@ -263,7 +250,6 @@ class BrokerPart(Closing):
         wake_all(part for part in opened if part is not self)
 
     def verdict(self, *, granted: int = 0) -> Verdict:
-        """Return the verdict that the broker's limit keeps the other messages back."""
         broker = self._broker
         released_at = self.released_at if self.is_closed else broker._mark
         rule = Rule.BROKER_UNACKED_MESSAGES

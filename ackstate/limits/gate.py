@@ -225,6 +225,8 @@ class DispatchGate:
     def observe(self, usage: Usage, *, next_record_bytes: int, consumer: str = "", now_ms: int = 0) -> bool:
         """Close each rule that has no room for one more new message, open the others if they may, and wake waiters.
 
+        Return whether new messages are kept back from the consumer.
+
         As `request` does for one message, but nothing is granted, nothing is counted at the broker, and each rule is
         examined, also if another is closed. Call it when the usage or the limits changed and nothing was sent, so that
         `why_blocked` and `when_open` are up to date: after `change_limits`, and after a restart.
@@ -234,9 +236,6 @@ class DispatchGate:
             next_record_bytes: The worst case of the next message, as in `request`.
             consumer: The consumer whose own rule is examined too.
             now_ms: The present, for `Verdict.since_ms`.
-
-        Returns:
-            Whether new messages are kept back from the consumer.
 
         Raises:
             ValueError: The worst case is negative; nothing is changed.
@@ -281,16 +280,14 @@ class DispatchGate:
     ) -> int:
         """Open the rules that may open, and wake their waiters; to be called when the usage fell.
 
-        That is after acks, persists and returns. While nothing is closed it does nothing.
+        That is after acks, persists and returns. While nothing is closed it does nothing. Return how many waiters were
+        called.
 
         Args:
             usage: The present usage; its `consumer_unacked_messages` is ignored.
             consumer_unacked: The unacked messages of a consumer by its name, 0 for an unknown name; None leaves the
                 consumers as they are.
             consumer: The only one that has fewer unacked messages than before; empty if it may be any.
-
-        Returns:
-            How many waiters were called.
 
         Complexity: O(1) while nothing is closed, and if nothing opens and a consumer is named or no numbers are given;
         else O(closed consumers), and if something opens O(waiters) more.
@@ -404,12 +401,10 @@ class DispatchGate:
             yield self._part.verdict()
 
     def _refusal(self, costs: Costs, usage: Usage, consumer: str, now_ms: int) -> Verdict | None:
-        """Open and close the rules by the needs of the first message; return a verdict if one of them is closed.
-
-        All rules are examined, also if the first refuses: each closes by itself.
-        """
+        """Open and close the rules by the needs of the first message; return a verdict if one of them is closed."""
         states = self._states(consumer)
         refusal = None
+        # All are examined, also if the first refuses: each closes by itself.
         for state, needed, used in zip(states, (total_of(each, 1) for each in costs), _used(usage), strict=True):
             if not state.admits(needed, used=used, now_ms=now_ms) and refusal is None:
                 refusal = state.verdict(used)
@@ -448,7 +443,6 @@ class DispatchGate:
         return state
 
     def _forget_consumer(self, consumer: str) -> None:
-        """Open the consumers' rule for one of them."""
         if self._closed_consumers.pop(consumer, None) is not None:
             self._has_opened = True
 

@@ -166,15 +166,10 @@ class BrokerDelayedDelivery:
 
 
 class Decision(NamedTuple):
-    """The delivery time of a message that may be stored.
+    """The delivery time of a message that may be stored."""
 
-    Attributes:
-        deliver_at_ms: The time to store; negative for immediate delivery.
-        overrides_client: Whether a fixed delay replaced the time that the producer requested.
-    """
-
-    deliver_at_ms: int
-    overrides_client: bool
+    deliver_at_ms: int  # the time to store; negative for immediate delivery
+    overrides_client: bool  # whether a fixed delay replaced the time that the producer requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +216,8 @@ class EffectiveDelayedDelivery:
 
         Args:
             publish_time_ms: The producer's timestamp, 0 or more. A fixed delay is added to it, so it follows the
-                producer's clock.
+                producer's clock; the sum is capped at 2**63 - 1.
             deliver_at_ms: The time that the producer requests, past times included; negative for none.
-
-        Returns:
-            The decision. With a fixed delay, the time is capped at 2**63 - 1.
 
         Raises:
             DeliveryDelayExceededError: The requested time is more than the maximum after the publish time.
@@ -380,12 +372,9 @@ def check_namespace_settable(
 
 
 def check_fixed_delay_kept(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> None:
-    """Refuse a change that leaves a fixed delay in force while delayed delivery is not active.
+    """Refuse a change, by `DelayPolicyRefusedError`, with which a fixed delay is in force but would not be kept.
 
     One that was not kept before the change either, and is as long, is no reason: to refuse would keep out every repair.
-
-    Raises:
-        DelayPolicyRefusedError: A fixed delay would not be kept.
     """
     if _breaks(before, after):
         raise _not_kept(after)
@@ -529,7 +518,7 @@ class PolicyStore:
     def update(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None = None
     ) -> VersionedPolicies:
-        """Read, change and write the policies of an owner, unless another writer has written in between.
+        """Read, change, write and return the policies of an owner, unless another writer has written in between.
 
         Nothing is tried again, because the value of a conflicting writer may be a reason to stop. A change without
         effect writes nothing. Policies without a value are deleted.
@@ -538,9 +527,6 @@ class PolicyStore:
             owner: The owner of the policies.
             change: Returns the new policies, or raises to leave all as it is.
             expected_version: Refuse at once unless the policies are at this version, `ABSENT` for none.
-
-        Returns:
-            The new policies and their version.
 
         Raises:
             VersionMismatchError: They are at another version, or were changed meanwhile; nothing was written.
@@ -559,10 +545,7 @@ class PolicyStore:
         return VersionedPolicies(policies, version)
 
     def discard_unreadable(self, owner: PolicyOwner) -> bool:
-        """Delete the policies of an owner, all of them, if they cannot be read; else do nothing.
-
-        Returns:
-            Whether they were deleted.
+        """Delete the policies of an owner, all of them, if they cannot be read, and return whether they were deleted.
 
         Raises:
             StoreError: The storage failed.
@@ -624,16 +607,7 @@ def encode_policies(policies: Policies) -> bytes:
 
 
 def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
-    """Read policies back: exactly what `encode_policies` writes, and nothing that only resembles it.
-
-    Args:
-        data: The value of the metadata store.
-        what: Whose policies, for error messages.
-
-    Raises:
-        CorruptStateError: It is damaged, or something else.
-        UnsupportedVersionError: It has another version.
-    """
+    """Read exactly what `encode_policies` writes; else `CorruptStateError`, or `UnsupportedVersionError`."""
     if len(data) > DOCUMENT_BYTES_MAX:
         raise _corrupt(what, offset=DOCUMENT_BYTES_MAX, expected="no more", found=f"{len(data)} bytes")
     try:

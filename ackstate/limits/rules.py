@@ -206,7 +206,6 @@ class Closing:
         self.blocked_count = 0
 
     def close_at(self, released_at: int, *, now_ms: int) -> None:
-        """Close, until the usage is at a mark."""
         # Not counted twice when it opens and closes in one call: no request saw it open.
         if not self.is_closed:
             self.is_closed = True
@@ -219,8 +218,7 @@ class Closing:
 class RuleState(Closing):
     """A rule of one subscription: its limit, and whether it is closed.
 
-    An entry is dispatched as a whole. If it alone holds more messages than a limit on messages allows, it is admitted
-    when nothing else is unacked.
+    An entry is dispatched as a whole, so one that alone exceeds a limit on messages is admitted if nothing is unacked.
     """
 
     __slots__ = ("_has_lone_pass", "_mark", "limit", "rule")
@@ -250,7 +248,6 @@ class RuleState(Closing):
         return not self.is_closed
 
     def open_at(self, used: int) -> None:
-        """Open if the usage has fallen far enough."""
         if self.is_closed and used <= self.released_at:
             self._open()
 
@@ -260,7 +257,6 @@ class RuleState(Closing):
         return max(fitting, 1) if self._has_lone_pass and not used else fitting
 
     def verdict(self, used: int, *, granted: int = 0) -> Verdict:
-        """Return the verdict that this rule keeps the other messages back."""
         return Verdict(granted, self.rule, used, self.limit, self.released_at, self.since_ms)
 
     def _open(self) -> None:
@@ -270,13 +266,7 @@ class RuleState(Closing):
 
 
 def fitting_count(costs: Sequence[int] | None, count: int, *, room: int) -> int:
-    """Return how many of the first messages fit; messages that cost nothing fit even if the room is negative.
-
-    Args:
-        costs: The cost of each message, 0 or more, for at least `count` messages; None if each costs 1.
-        count: The number of requested messages.
-        room: The most that they may cost together.
-    """
+    """Return how many of the first messages fit, each costing 1 if `costs` is None; free ones fit a negative room."""
     room = max(room, 0)
     if costs is None:
         return min(count, room)

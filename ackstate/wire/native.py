@@ -97,41 +97,27 @@ _KINDS = {int(kind): kind for kind in RecordKind}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One journal record.
+    """One journal record; its sets must not be changed."""
 
-    Attributes:
-        kind: SNAPSHOT replaces all before it; DELTA adds to it.
-        epoch: Rises with every reset of the cursor; records of an older epoch do not count.
-        sequence: Number of the record in its cursor ledger: 0 for the snapshot, then without gaps.
-        chain: `checksum` of the record before, 0 for the first of a journal.
-        mark_delete: Every entry up to it, inclusive, is acked.
-        deleted: Acked entries above the mark-delete: all of them, or the new ones. Must not be changed.
-        properties: Properties of the latest mark-delete, name -> signed 64-bit number.
-        batch: Partly acked batches: all of them, or the changed ones. Must not be changed.
-    """
-
-    kind: RecordKind
-    epoch: int
-    sequence: int
-    chain: int
-    mark_delete: Position
-    deleted: DeletedRanges
-    properties: Mapping[str, int] = field(default_factory=dict)
-    batch: BatchIndexes = field(default_factory=BatchIndexes)
+    kind: RecordKind  # SNAPSHOT replaces all before it; DELTA adds to it
+    epoch: int  # rises with every reset of the cursor; records of an older epoch do not count
+    sequence: int  # in its cursor ledger: 0 for the snapshot, then without gaps
+    chain: int  # `checksum` of the record before, 0 for the first of a journal
+    mark_delete: Position  # every entry up to it, inclusive, is acked
+    deleted: DeletedRanges  # acked entries above the mark-delete: all of them, or the new ones
+    properties: Mapping[str, int] = field(default_factory=dict)  # of the latest mark-delete; signed 64-bit numbers
+    batch: BatchIndexes = field(default_factory=BatchIndexes)  # partly acked: all, or the changed ones
 
 
 class RecordFields(NamedTuple):
-    """The fields of a `Record` before it is assembled: its acks as bitmaps by ledger, none empty, and batches in order.
-
-    They cost less to make than a `Record`, whose sets count ranges. The caller may change the bitmaps.
-    """
+    """The fields of a `Record`, acks as bitmaps by ledger, batches in order: cheaper, since no ranges are counted."""
 
     kind: RecordKind
     epoch: int
     sequence: int
     chain: int
     mark_delete: Position
-    bitmaps: Iterable[tuple[int, BitMap]]
+    bitmaps: Iterable[tuple[int, BitMap]]  # none empty; the caller may change them
     properties: Mapping[str, int]
     batch: Iterable[tuple[Position, tuple[int, ...]]]
 
@@ -188,13 +174,7 @@ def encode_parts(parts: RecordFields) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Decode one whole record that `encode` wrote; nothing may follow.
-
-    Raises:
-        UnsupportedVersionError: The record has another version.
-        CorruptStateError: Anything else is wrong, with the offset, the expected and the actual content. No other
-            exception can escape.
-    """
+    """Decode one whole record; `UnsupportedVersionError` for another version, `CorruptStateError` for anything else."""
     parts = decode_parts(data)
     batch = BatchIndexes()
     for position, unacked_words in parts.batch:
@@ -333,23 +313,14 @@ _POINTER_NAME = "cursor pointer"
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The location of a cursor's state, with its mark-delete position, in case the ledger is lost.
+    """The location of a cursor's state, with its mark-delete position, in case the ledger is lost."""
 
-    Attributes:
-        cursor_ledger_id: The ledger that holds the journal; None if the state is in `snapshot`.
-        epoch: The epoch of the journal's records, or of the snapshot.
-        term: Rises whenever the cursor is opened: a pointer with another term belongs to another owner.
-        mark_delete: The mark-delete position at the time of writing; None if it was unknown.
-        cursor_properties: Properties set by the application, name -> text.
-        snapshot: Without a ledger, the whole state; else None.
-    """
-
-    cursor_ledger_id: int | None
-    epoch: int
-    term: int
-    mark_delete: Position | None = None
-    cursor_properties: Mapping[str, str] = field(default_factory=dict)
-    snapshot: Record | None = None
+    cursor_ledger_id: int | None  # of the journal; None if the state is in `snapshot`
+    epoch: int  # of the journal's records, or of the snapshot
+    term: int  # rises whenever the cursor is opened: a pointer with another term belongs to another owner
+    mark_delete: Position | None = None  # at the time of writing; None if it was unknown
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)  # set by the application, name -> text
+    snapshot: Record | None = None  # the whole state, only without a ledger
 
     def __post_init__(self) -> None:
         if (self.cursor_ledger_id is None) != (self.snapshot is not None):
@@ -468,8 +439,7 @@ class Deltas(NamedTuple):
 def decode_deltas(entries: Sequence[bytes], place: JournalOffset) -> Deltas | None:
     """Read consecutive deltas of a journal, at least one, the first at a place; their common fields as columns.
 
-    None if one is damaged, does not belong there, or has another version: `decode_parts` finds the reason. Ten times as
-    fast as `decode_parts` for deltas with one acked entry, as most are.
+    None if one is damaged, does not belong there, or has another version: `decode_parts` finds the reason.
     """
     lengths = np.fromiter(map(len, entries), np.uint32, len(entries))
     if lengths.min() < _LENGTH_MIN or {*map(google_crc32c.value, entries)} != {SEALED}:
@@ -550,7 +520,6 @@ def _acked(singles: npt.NDArray[np.void]) -> dict[int, BitMap]:
 
 
 def _decode_block(encoded: bytes) -> tuple[int, BitMap]:
-    """Read the only ledger block of a record."""
     ledger_id, size = LEDGER_BLOCK.unpack_from(encoded, _DELTA.itemsize)
     portable = encoded[_BITMAP_AT : -CHECKSUM.size]
     if ledger_id > LEDGER_ID_MAX or size != len(portable):

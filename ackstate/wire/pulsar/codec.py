@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
 
-NO_LEDGER = -1
-"""The `cursors_ledger_id` of a cursor whose whole state is in its metadata record."""
+NO_LEDGER = -1  # the `cursors_ledger_id` of a cursor whose whole state is in its metadata record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +78,14 @@ class PositionInfo:
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """A cursor's record in the metadata store.
+    """A cursor's record in the metadata store; the fields that are not described here are as in `PositionInfo`.
 
     Attributes:
         cursors_ledger_id: The cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record.
         mark_delete: Every entry up to it, inclusive, was acked when this was written; None if the record lacks it.
-        deleted: As in `PositionInfo`.
-        batch: As in `PositionInfo`.
-        properties: As in `PositionInfo`.
         last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record lacks it.
         cursor_properties: Properties set by the application, name -> text.
-        unknown: As in `PositionInfo`.
         term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
-        idle_since_ms: As in `PositionInfo`.
     """
 
     cursors_ledger_id: int
@@ -396,26 +390,15 @@ _LEDGERS = "managed ledger info"
 
 @dataclass(frozen=True, slots=True)
 class MessageLedger:
-    """One ledger of a message log.
-
-    Attributes:
-        ledger_id: Its id.
-        entry_count: How many entries it had when it was closed; 0 while it is open, or if it was not closed properly.
-        is_offloaded: Whether its entries are elsewhere and BookKeeper no longer has them.
-    """
+    """One ledger of a message log."""
 
     ledger_id: int
-    entry_count: int
-    is_offloaded: bool = False
+    entry_count: int  # when it was closed; 0 while it is open, or if it was not closed properly
+    is_offloaded: bool = False  # whether its entries are elsewhere and BookKeeper no longer has them
 
 
 def decode_ledger_info(data: bytes) -> tuple[MessageLedger, ...]:
-    """Decode a topic's record of the metadata store, and return the ledgers of its message log, lowest first.
-
-    Raises:
-        CorruptStateError: The bytes are not such a record.
-        UnsupportedVersionError: It is compressed in an unknown way.
-        MissingCodecError: It is compressed, and the package for that is not installed.
+    """Decode a topic's record of the metadata store: the ledgers of its log, rising; errors as `decode_cursor_info`.
 
     Source: ``MLDataFormats.proto`` (``ManagedLedgerInfo``), ``ManagedLedgerImpl`` of Apache Pulsar.
     """

@@ -49,13 +49,7 @@ class MissingCodecError(AckStateError):
 
 
 def compress(record: bytes, compression: Compression) -> bytes:
-    """Return a record with the header, compressed.
-
-    A record that would shrink more than `decompress` accepts is returned unchanged.
-
-    Raises:
-        MissingCodecError: The package for this compression is not installed.
-    """
+    """Return a record with the header, compressed; unchanged if it would shrink more than `decompress` accepts."""
     payload = _COMPRESS[compression](record)
     if len(record) > RATIO_MAX * len(payload):
         return record
@@ -74,14 +68,7 @@ def compression_of(data: bytes) -> Compression:
 
 
 def decompress(data: bytes) -> bytes:
-    """Return the record behind a header.
-
-    Raises:
-        CorruptStateError: The header or the payload is invalid.
-        UnsupportedVersionError: The compression type is unknown. Its number is well-formed, so a newer Pulsar is more
-            likely than damage.
-        MissingCodecError: The package for this compression is not installed.
-    """
+    """Return the record behind a header; `CorruptStateError`, `UnsupportedVersionError` or `MissingCodecError`."""
     number, record_size, end = _header(data)
     return _decompressed(memoryview(data)[end:], number, record_size, offset=end)
 
@@ -100,7 +87,7 @@ def _header(data: bytes) -> tuple[int, int, int]:
         if required not in metadata:
             corrupt(WHAT, end, f"field {required} ({name}) of its metadata", "the end of it")
     number, record_size = metadata[1].signed, metadata[2].signed
-    if number not in _DECOMPRESS:
+    if number not in _DECOMPRESS:  # well-formed, so a newer Pulsar is more likely than damage
         raise UnsupportedVersionError(f"{WHAT}: compression type {number}; this release supports 0 to 4")
     payload_size = len(data) - end
     if not 0 <= record_size <= RATIO_MAX * payload_size:

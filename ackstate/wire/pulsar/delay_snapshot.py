@@ -83,38 +83,21 @@ _CHECKSUM_END = 2**32
 
 
 class DelayedIndexes(NamedTuple):
-    """Delayed messages as parallel arrays of one length.
+    """Delayed messages as parallel arrays of one length."""
 
-    Attributes:
-        deliver_at_ms: Due time of each, ms since 1970, 0 to 2**63 - 1.
-        ledger_ids: Message ledger of each, 0 to 2**63 - 1.
-        entry_ids: Entry in that ledger, 0 to 2**32 - 1.
-    """
-
-    deliver_at_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
+    deliver_at_ms: Int64s  # ms since 1970, 0 to 2**63 - 1
+    ledger_ids: Int64s  # 0 to 2**63 - 1
+    entry_ids: Int64s  # 0 to 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """The metadata of one segment in a snapshot.
+    """The metadata of one segment in a snapshot; `ValueError` if no segment can have it."""
 
-    Attributes:
-        bitmaps: The entries delayed in this segment, by ledger id; at least one, and none is empty. Must not be
-            changed.
-        min_deliver_at_ms: The first time in the segment, ms since 1970.
-        max_deliver_at_ms: The last time (inclusive).
-        checksum: CRC-32C of the encoded segment; None if Pulsar wrote the snapshot.
-
-    Raises:
-        ValueError: No segment can have this metadata.
-    """
-
-    bitmaps: Mapping[int, BitMap]
-    min_deliver_at_ms: int
-    max_deliver_at_ms: int
-    checksum: int | None = None
+    bitmaps: Mapping[int, BitMap]  # by ledger id; at least one, none empty; must not be changed
+    min_deliver_at_ms: int  # ms since 1970
+    max_deliver_at_ms: int  # inclusive
+    checksum: int | None = None  # CRC-32C of the encoded segment; None if Pulsar wrote the snapshot
 
     def __post_init__(self) -> None:
         first, last = self.min_deliver_at_ms, self.max_deliver_at_ms
@@ -131,31 +114,14 @@ class SegmentMetadata:
 
 
 def encode_segment(indexes: DelayedIndexes) -> bytes:
-    """Encode a segment, byte for byte as Pulsar.
-
-    Args:
-        indexes: At least one, times never falling. Pulsar orders equal times by position.
-
-    Raises:
-        ValueError: There are none, the arrays differ in length, times fall, or a number is out of range.
-        TypeError: The numbers are not integers.
-
-    Complexity: O(messages), about 100 ns and 13 to 17 bytes for each.
-    """
+    """Encode at least one message, times never falling, as Pulsar; `ValueError` or `TypeError` for anything else."""
     indexes = _checked(indexes)
     cuts = range(0, len(indexes.entry_ids), _STRETCH_ROWS)
     return b"".join(_encode_stretch([column[cut : cut + _STRETCH_ROWS] for column in indexes]) for cut in cuts)
 
 
 def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata:
-    """Return the metadata of a segment.
-
-    Raises:
-        ValueError: A position is repeated, or see `encode_segment`.
-        TypeError: See `encode_segment`.
-
-    Complexity: O(messages log messages), about 70 ns for each.
-    """
+    """Return the metadata of a segment; `ValueError` if a position is repeated, else errors as `encode_segment`."""
     indexes = _checked(indexes)
     bitmaps = {ledger_id: BitMap(array("I", entries.tobytes())) for ledger_id, entries in _by_ledger(indexes)}
     if sum(map(len, bitmaps.values())) != len(indexes.entry_ids):
@@ -167,18 +133,7 @@ def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata
 
 
 def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None = None) -> DelayedIndexes:
-    """Decode a segment.
-
-    Returns:
-        At least one delayed message, times never falling.
-
-    Raises:
-        CorruptStateError: The bytes are not a segment, or do not match the metadata.
-        UnsupportedVersionError: A delayed message has an unknown field or operation, which could mean that it is not
-        delayed at all. No other exception can escape.
-
-    Complexity: O(messages log messages), about 150 ns for each if laid out as by Pulsar.
-    """
+    """Decode a segment; `CorruptStateError`, also if it does not match the metadata, or `UnsupportedVersionError`."""
     if metadata is not None and metadata.checksum is not None:
         _check_sum(metadata.checksum, data, what, covers=0)
     indexes = _decode_indexes(data, what)
@@ -195,13 +150,7 @@ def decode_segment(data: bytes, *, what: str, metadata: SegmentMetadata | None =
 
 
 def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
-    """Encode the metadata of a snapshot: with our checksums, or like Pulsar if the segments have none.
-
-    Raises:
-        ValueError: Some have a checksum and others do not.
-
-    Complexity: O(bitmaps), about 5 us for each.
-    """
+    """Encode the metadata of a snapshot, with our checksums or like Pulsar; `ValueError` if only some have one."""
     record = b"".join(_framed(b"\x0a", b"".join(_segment_fields(segment))) for segment in segments)
     sealed = {segment.checksum is not None for segment in segments}
     if len(sealed) > 1:
@@ -210,28 +159,14 @@ def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
 
 
 def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
-    """Return the encoded metadata of each segment, as `encode_metadata` of that segment alone.
-
-    Complexity: O(len(data)), plus a small constant per segment.
-    """
+    """Return the encoded metadata of each segment, as `encode_metadata` of that segment alone."""
     begin = _SEAL_BYTES if data.startswith(_CHECKSUM_TAG) else 0
     segments = [data[each.offset : each.end] for _, each in known_fields(data, _SNAPSHOT, begin, len(data), what=what)]
     return tuple(_checksum_field(google_crc32c.value(each)) + each if begin else each for each in segments)
 
 
 def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
-    """Decode the metadata of a snapshot.
-
-    Returns:
-        One for each segment, in the order of their entries. Either all have a checksum, or none.
-
-    Raises:
-        CorruptStateError: The bytes are not such metadata.
-        UnsupportedVersionError: It has an unknown field.
-        No other exception can escape.
-
-    Complexity: O(len(data)), about 10 us a bitmap.
-    """
+    """Decode the metadata of each segment: all have a checksum, or none; errors as `decode_segment`."""
     begin = 0
     is_sealed = data.startswith(_CHECKSUM_TAG) and len(data) >= _SEAL_BYTES
     if is_sealed:
@@ -251,7 +186,7 @@ def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
 
 
 class _VarintSizes(NamedTuple):
-    """The sizes of numbers as varints: the size of each number, the least and the most."""
+    """The size of each number as a varint, the least and the most."""
 
     each: Int64s
     least: int
@@ -316,7 +251,7 @@ def _walk(data: bytes, what: str) -> Iterator[tuple[int, tuple[int, int, int]]]:
         found = {name: field.value for name, field in numbers}  # If a number is repeated, the last one counts.
         check_required(found, tuple(_MOST), "indexes", element.end, what=what)
         operation = found.pop("delayed_operation_type", _DELAY)
-        if operation != _DELAY:
+        if operation != _DELAY:  # It could mean that the message is not delayed at all.
             raise UnsupportedVersionError(f"{what}: operation {operation} at byte {element.offset} is unknown")
         for name, most in _MOST.items():
             if found[name] > most:
@@ -332,7 +267,6 @@ def _check_sum(checksum: int, data: bytes, what: str, *, covers: int) -> None:
 
 
 def _checked(indexes: DelayedIndexes) -> DelayedIndexes:
-    """Return checked delayed messages."""
     columns = [np.asarray(column) for column in indexes]
     shapes = {column.shape for column in columns}
     if len(shapes) > 1 or len(columns[0].shape) != 1:
@@ -365,7 +299,6 @@ def _by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, npt.NDArray[np.ui
 
 
 def _check_against(metadata: SegmentMetadata, indexes: DelayedIndexes, data: bytes, what: str) -> None:
-    """Refuse a segment that does not match its metadata."""
     times, last = indexes.deliver_at_ms, len(indexes.deliver_at_ms) - 1
     if times[0] != metadata.min_deliver_at_ms:
         corrupt(what, 0, f"the first time {metadata.min_deliver_at_ms}", int(times[0]))

@@ -2,7 +2,6 @@
 
 The protobuf runtime reports that a record is corrupt, but not where: `locate` walks over it once more, only then, since
 that costs about a microsecond a field.
-
 Source: https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -42,23 +41,14 @@ class Wire(IntEnum):
 
 
 class Field(NamedTuple):
-    """One field in some bytes.
+    """One field in some bytes."""
 
-    Attributes:
-        number: Its number in the schema.
-        wire: Its framing.
-        offset: Start of its tag.
-        begin: Start of its content, after the tag and the length.
-        end: End of its content (exclusive).
-        value: Its value if it is a varint or of 32 bits, unsigned, of up to 70 bits; else 0.
-    """
-
-    number: int
-    wire: int
-    offset: int
-    begin: int
-    end: int
-    value: int
+    number: int  # in the schema
+    wire: int  # its framing
+    offset: int  # start of its tag
+    begin: int  # start of its content, after the tag and the length
+    end: int  # of its content, exclusive
+    value: int  # of a varint or of 32 bits, unsigned, of up to 70 bits; else 0
 
     @property
     def signed(self) -> int:
@@ -91,11 +81,7 @@ def read_varint(data: bytes, at: int, end: int, what: str, size_max: int = _VARI
 
 
 def fields_of(data: bytes, begin: int, end: int, *, what: str) -> Iterator[Field]:
-    """Yield the fields of a message, from `begin` (inclusive) to `end` (exclusive), in order; a group is one field.
-
-    Raises:
-        CorruptStateError: The bytes are not a message; the fields before the error were yielded.
-    """
+    """Yield the fields from `begin` to `end` (exclusive), a group as one, up to an error: `CorruptStateError`."""
     at = begin
     while at < end:
         offset = at
@@ -159,12 +145,7 @@ class Schema(NamedTuple):
 
 
 def known_fields(data: bytes, schema: Schema, begin: int, end: int, *, what: str) -> Iterator[tuple[str, Field]]:
-    """Yield the fields of a message as `fields_of`, with their names, skipping none.
-
-    Raises:
-        CorruptStateError: The bytes are not such a message; the fields before the error were yielded.
-        UnsupportedVersionError: A field is not in the schema: a newer release wrote it.
-    """
+    """Yield the fields as `fields_of`, with their names; `UnsupportedVersionError` for one not in the schema."""
     for field in fields_of(data, begin, end, what=what):
         if field.number not in schema.fields:
             raise UnsupportedVersionError(
@@ -184,14 +165,7 @@ def check_required(found: Mapping[str, object], names: Sequence[str], within: st
 
 
 class InvalidRecordError(Exception):
-    """Internal to this package: a record has an impossible value.
-
-    Args:
-        field: Name of the field of the record; None if the bytes are not a record at all.
-        index: Index of the element of the field, counted from 0.
-        expected: The expected content.
-        found: The actual content.
-    """
+    """Element `index` of a record's field has an impossible value; the whole record if `field` is None. Internal."""
 
     def __init__(self, field: str | None, index: int = 0, *, expected: object = None, found: object = None) -> None:
         super().__init__(field, index, expected, found)
@@ -202,10 +176,7 @@ class InvalidRecordError(Exception):
 
 
 def locate(data: bytes, schema: Any, refused: InvalidRecordError, *, what: str) -> CorruptStateError:
-    """Convert a refusal into an error with the offset, given the record's protobuf descriptor.
-
-    Complexity: O(len(data)), in Python.
-    """
+    """Convert a refusal into an error with the offset, given the record's protobuf descriptor."""
     offset = 0
     try:
         if refused.field is None:
@@ -275,22 +246,15 @@ def _fits(known: Any, wire: int) -> bool:
 
 @final
 class RowLayout:
-    """Elements of a repeated message whose varints come in a fixed order: tags, lengths and numbers.
-
-    Args:
-        tags: The tag at each place, None for a length or a number.
-        lengths: The place of each length, and how many varints behind it it covers.
-        numbers: The places of the numbers. All else takes one byte.
-        bytes_max: The longest number, in bytes: 9 for one below 2**63, 10 for any of 64 bits.
-    """
+    """Elements of a repeated message whose varints come in a fixed order: tags, lengths and numbers."""
 
     def __init__(
         self,
-        tags: Sequence[int | None],
-        lengths: Sequence[tuple[int, int]],
-        numbers: Sequence[int],
+        tags: Sequence[int | None],  # at each place; None for a length or a number
+        lengths: Sequence[tuple[int, int]],  # the place of each, and how many varints behind it it covers
+        numbers: Sequence[int],  # their places; all else takes one byte
         *,
-        bytes_max: int,
+        bytes_max: int,  # of the longest number: 9 for one below 2**63, 10 for any of 64 bits
     ) -> None:
         self.bits = bytes(tag or 0 for tag in tags)
         self.mask = bytes(0 if tag is None else 0xFF for tag in tags)
@@ -304,10 +268,7 @@ _BLOCK_BYTES = 2**17
 
 
 def decode_rows(data: bytes, begin: int, layout: RowLayout) -> tuple[list[Int64s], int]:
-    """Decode the elements from an offset on that have a layout, as columns of numbers; return them and the end.
-
-    Complexity: O(len(data)), about 100 ns an element.
-    """
+    """Decode the elements from an offset on that have a layout, as columns of numbers; return them and the end."""
     buffer = np.frombuffer(data, np.uint8)
     parts: list[list[Int64s]] = [[np.empty(0, np.int64)] * len(layout.numbers)]
     at, is_whole = begin, True

@@ -25,25 +25,15 @@ _PUBLISH_TIME, _BATCH_SIZE, _DELIVER_AT = 3, 11, 19
 
 
 class MessageTimes(NamedTuple):
-    """Fields of an entry's metadata.
+    """Fields of an entry's metadata."""
 
-    Attributes:
-        publish_time_ms: When its producer published it, in milliseconds since 1970.
-        deliver_at_ms: The earliest time of its delivery; 0 for at once.
-        message_count: How many messages it holds.
-    """
-
-    publish_time_ms: int
-    deliver_at_ms: int
+    publish_time_ms: int  # in milliseconds since 1970
+    deliver_at_ms: int  # the earliest time of its delivery; 0 for at once
     message_count: int
 
 
 def decode_message_times(entry: bytes) -> MessageTimes:
-    """Decode the metadata of an entry.
-
-    Raises:
-        CorruptStateError: The bytes are not an entry of a topic, or do not match their checksum.
-    """
+    """Decode the metadata of an entry; `CorruptStateError` if it is none, or does not match its checksum."""
     at = 0
     if entry.startswith(_BROKER_METADATA):
         at += len(_BROKER_METADATA)

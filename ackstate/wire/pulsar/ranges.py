@@ -168,10 +168,7 @@ class RangeRows(NamedTuple):
 
 
 def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytearray]:
-    """Encode every range as an element of a repeated field with a one-byte tag; return the bytes in pieces.
-
-    Complexity: O(ranges); less than 50 ns for each, and a few us for each ledger and each change of a varint's length.
-    """
+    """Encode every range as an element of a repeated field with a one-byte tag; return the bytes in pieces."""
     parts: list[bytes | bytearray] = []
     for ledger_id, bitmap in deleted.bitmaps():
         begins, ends = runs_of(bitmap)
@@ -185,11 +182,8 @@ def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytea
 
 
 def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, int]:
-    """Decode the elements from `begin` on, as long as they have the layout of `encode_range_list`; return the end.
-
-    A short list is left to the protobuf runtime, which is faster for few elements.
-    """
-    if len(data) - begin < _SHORT_BYTES:
+    """Decode the elements from `begin` on, as long as they have the layout of `encode_range_list`; return the end."""
+    if len(data) - begin < _SHORT_BYTES:  # The protobuf runtime is faster for few elements.
         return RangeRows(*np.empty((4, 0), np.int64)), begin
     columns, end = decode_rows(data, begin, _LAYOUTS[tag])
     return RangeRows(*columns), end
@@ -239,12 +233,7 @@ _DENSE = 5 / 8
 
 
 def words_of(bitmap: BitMap) -> list[int]:
-    """Return a bitmap's words, signed, up to the last that is not zero; the bitmap must not be empty.
-
-    A single word is followed by a zero word, as in Pulsar; readers accept it.
-
-    Complexity: O(words + ranges).
-    """
+    """Return a bitmap's words, signed, up to the last that is not zero; the bitmap must not be empty."""
     count = bitmap.max() // 64 + 1
     edges = np.frombuffer((bitmap ^ bitmap.shift(1)).to_array(), np.uint32).astype(np.int64)
     toggles = np.zeros(count, np.uint64)
@@ -255,14 +244,11 @@ def words_of(bitmap: BitMap) -> list[int]:
             piece = toggles[begin : begin + _PIECE_WORDS]
             piece[:] = _packed(edges[low:high] - begin * 64, len(piece))
     words: list[int] = _running_parity(toggles).view(np.int64).tolist()
-    return words if count > 1 else [*words, 0]
+    return words if count > 1 else [*words, 0]  # as Pulsar; readers accept the zero word
 
 
 def bitmap_of_words(words: Sequence[int]) -> BitMap:
-    """Return the entries whose bits are set in signed words; there may be at most `WORD_COUNT_MAX` of them.
-
-    Complexity: O(words + entries), or O(words + ranges) if most entries are acked.
-    """
+    """Return the entries whose bits are set in signed words, at most `WORD_COUNT_MAX` of them."""
     bitmap = BitMap()
     for begin in range(0, len(words), _PIECE_WORDS):
         piece = np.array(words[begin : begin + _PIECE_WORDS], np.int64).view(np.uint64)
@@ -332,15 +318,10 @@ class _Runs(NamedTuple):
 
 
 def resolve(rows: RangeRows, ledgers: LedgerMap | None, *, record_bytes: int) -> DeletedRanges:
-    """Return the entries of ranges ``(lower .. upper]``, in any order, overlapping or not.
+    """Return the entries of ranges ``(lower .. upper]``, in any order; `InvalidRecordError` if one is impossible.
 
-    A range across ledgers contains, in the upper ledger, every entry up to its upper end; in the lower ledger, every
-    entry above its lower end, if that ledger is known; and every entry of each known ledger in between. Without
-    `ledgers` only the upper ledger counts: fewer acks, never more. The size of the record bounds the span of ranges
-    over unknown ledgers.
-
-    Raises:
-        InvalidRecordError: An id is impossible, a range ends before it begins, or the span is too large.
+    A range across ledgers contains the entries between its ends: in the upper ledger always, in the others if they are
+    in `ledgers`: fewer acks, never more. The size of the record bounds the span of ranges over unknown ledgers.
 
     Source: ``ManagedCursorImpl.recoverIndividualDeletedMessages`` of Apache Pulsar.
     """
