@@ -112,15 +112,9 @@ _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
 def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, int, sqlite3.Connection]:
-    """Lock a directory, create its database if there is none, check it, and connect.
-
-    Returns:
-        The claim, which holds the lock until it is released; a descriptor of the database; and the connection.
-
-    Raises:
-        AckStateError: See `ackstate.stores.sqlite.SqliteStore`.
-        sqlite3.Error: For the same reasons; the caller translates it.
-    """
+    """Lock a directory, create its database if there is none, check it, and connect."""
+    # The claim, which is returned with a descriptor of the database and the connection, holds the lock until it is
+    # released. The caller translates `sqlite3.Error`.
     with system_errors(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
@@ -179,11 +173,9 @@ def check_not_lost(directory: Path) -> None:
 
 
 def _settle(log: Path) -> None:
-    """Settle the log, if there is one, so that it is read as it is on the disk.
-
-    Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
-    during the copy would leave a permanent part of it there.
-    """
+    """Settle the log, if there is one, so that it is read as it is on the disk."""
+    # Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
+    # during the copy would leave a permanent part of it there.
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -296,10 +288,8 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
 
 
 def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a database that was truncated or has other tables.
-
-    Its log is empty, so the file must have the size that its header states.
-    """
+    """Refuse a database that was truncated or has other tables."""
+    # Its log is empty, so the file must have the size that its header states.
     ((page_count,),) = connection.execute("PRAGMA page_count")
     ((page_size,),) = connection.execute("PRAGMA page_size")
     expected, found = page_count * page_size, database.stat().st_size
