@@ -44,14 +44,8 @@ _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 
 
 def check_log(log: Path, database: Path) -> None:
-    """Refuse a log if SQLite would silently drop synced transactions from it; the log is not changed.
-
-    Raises:
-        CorruptStateError: It is damaged before its last transaction.
-        OSError: It cannot be read.
-
-    Complexity: O(size of the log), which is read as a whole: 16 ms for 4 MB.
-    """
+    """Raise `CorruptStateError` if SQLite would silently drop synced transactions from a log, which is not changed."""
+    # It is read as a whole: 16 ms for 4 MB.
     try:
         with log.open("rb") as file:
             content = file.read()
@@ -86,11 +80,9 @@ def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
 
 
 def _check_without_header(log: Path, content: bytes, database: Path) -> None:
-    """Refuse a log with a damaged header, which SQLite would ignore, if it has changes that the database lacks.
-
-    The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
-    old ones that were all copied into the database.
-    """
+    """Refuse a log with a damaged header, which SQLite would ignore, if it has changes that the database lacks."""
+    # The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
+    # old ones that were all copied into the database.
     with database.open("rb") as file:
         start = file.read(_HEADER_BYTES)
         page_size = int.from_bytes(start[16:18], "big")
@@ -120,19 +112,12 @@ def _pages_without_header(content: bytes, page_size: int) -> Iterator[dict[int, 
 @final
 @dataclass(frozen=True)
 class _Frames:
-    """The frames of a log, except a frame that is cut at its end.
-
-    Attributes:
-        content: The log.
-        order: The byte order of the words in the checksums, ``<`` or ``>``.
-        page_size: In bytes.
-        checksum: The checksum of the bytes before the first frame.
-    """
+    """The frames of a log, except a frame that is cut at its end."""
 
     content: bytes
-    order: str
-    page_size: int
-    checksum: _Words
+    order: str  # the byte order of the words in the checksums, ``<`` or ``>``
+    page_size: int  # in bytes
+    checksum: _Words  # the checksum of the bytes before the first frame
 
     def __len__(self) -> int:
         return max(0, len(self.content) - _HEADER_BYTES) // (_FRAME_HEADER_BYTES + self.page_size)
@@ -253,10 +238,8 @@ def _sums(before: _Words, words: _Words) -> _Words:
 
 @cache
 def _weights(word_count: int) -> tuple[_Words, _Words]:
-    """Return the contribution of each word to the two sums, and the contribution of each of the previous sums.
-
-    Two words x, y change the sums (s, t) to (s + x + t, t + y + (s + x + t)).
-    """
+    """Return the contribution of each word to the two sums, and the contribution of each of the previous sums."""
+    # Two words x, y change the sums (s, t) to (s + x + t, t + y + (s + x + t)).
     (a, b), (c, d) = (1, 0), (0, 1)  # The contributions of the present s and t to the final sums.
     rows = []
     for _ in range(word_count // 2):
