@@ -465,16 +465,11 @@ class CursorProperties:
             must leave about 150 bytes. Nothing was changed.
         StoreError: The write failed; whether it happened is unknown.
         CursorClosedError: The cursor is closed.
-
-    Args:
-        journal: Where they are stored.
-        writing: Held while the journal is written.
-        check_open: Raises `CursorClosedError` if the cursor is closed.
     """
 
     def __init__(self, journal: Journal, *, writing: threading.Lock, check_open: Callable[[], None]) -> None:
         self._journal = journal
-        self._writing = writing
+        self._writing = writing  # held while the journal is written
         self._check_open = check_open
 
     def get_all(self) -> Mapping[str, str]:
