@@ -183,23 +183,15 @@ def _sample(hole: AckHole) -> list[Position]:
 
 @dataclass(frozen=True, slots=True)
 class StoredHoles:
-    """A cursor as an open would find it, and the holes in it.
+    """A cursor as an open would find it, and the holes in it."""
 
-    Attributes:
-        mark_delete: Every entry up to it, included, is acked.
-        backlog: Entries of the log that are not acked; None if the store does not hold the topic's message log.
-        range_count: Individually deleted ranges.
-        record_bytes: Their size as Pulsar would write them.
-        hole_count: How many holes there are.
-        holes: First the one that holds back the mark-delete position, then the costliest; among equals, the lower one
-            first.
-    """
-
-    mark_delete: Position
+    mark_delete: Position  # every entry up to it, included, is acked
+    # Entries of the log that are not acked; None if the store does not hold the topic's message log.
     backlog: int | None
-    range_count: int
-    record_bytes: int
-    hole_count: int
+    range_count: int  # individually deleted ranges
+    record_bytes: int  # their size as Pulsar would write them
+    hole_count: int  # how many holes there are
+    # First the one that holds back the mark-delete position, then the costliest; among equals, the lower one first.
     holes: tuple[HoleReport, ...]
 
 
