@@ -1,14 +1,12 @@
 """Runs BookKeeper's Java client: the child process of `BookKeeperClient`. It imports nothing else of this library.
 
 python -P bookkeeper_java.py NUMBER, that of an open socket. A request is ``(number, operation, arguments)``, a reply
-``(number, True, result)`` or ``(number, False, (code, message))``. They travel in lists, because many appends end at
-the same time, and marshalled, in the frames of `multiprocessing.connection`. Both processes run the same Python, so
-marshal's format is the same; it is faster than pickle, and has no classes. The process ends when the requests end,
-which they do when the parent closes the socket or dies.
+``(number, True, result)`` or ``(number, False, (code, message))``; both travel in lists, marshalled, in the frames of
+`multiprocessing.connection`: both processes run the same Python, and marshal is faster than pickle, without classes.
+The process ends when the requests end, as the parent closes the socket or dies.
 
-The main thread reads requests and calls only asynchronous methods of BookKeeper's client, so that one slow ledger does
-not delay the others. Java completes appends into a queue of its own, which a thread here drains: a call from Java into
-Python for each append would cost more than the append. There is no Java code of ours.
+The main thread calls only asynchronous methods, so that one slow ledger does not delay the others. Java completes
+appends into a queue of its own, which a thread drains: a call from Java into Python for each would cost more than it.
 """
 
 from __future__ import annotations
