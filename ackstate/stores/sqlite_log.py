@@ -2,17 +2,15 @@
 
 SQLite silently ends the log at the first frame that fails a check. That is right for a tail torn by a crash, which is
 at most the last transaction, since every commit is synced. But a frame damaged before that tail takes later, durable
-transactions with it. So the log is read here first, and refused if the damage is certain: if the first bad frame is
-followed by the end of its own transaction and the end of a later one. No log shows whether a damaged last transaction
-was ever synced. The same is true of the last two, if the frame that ended the first of them is gone altogether.
+transactions with it. So the log is refused if the damage is certain: if the first bad frame is followed by the end of
+its own transaction and the end of a later one. No log shows whether a damaged last transaction was ever synced; nor the
+last two, if the frame that ended the first of them is gone altogether.
 
-Nothing in SQLite reports such damage: of 400 logs of 100 commits with one flipped bit, it lost 51 commits of each on
-average, and `PRAGMA integrity_check` found nothing in any of them. This check refuses 394 of the logs, and SQLite lost
-only the last commit of the other 6 (`benchmarks.bench_sqlite_log`).
+Of 400 logs of 100 commits with one flipped bit, SQLite lost 51 commits of each on average, and `PRAGMA integrity_check`
+found nothing. This refuses 394 of them; the other 6 lost only the last commit (`benchmarks.bench_sqlite_log`).
 
-Each frame's checksum is a linear function of its bytes and of the previous checksum. So the frames after a damaged
-one can be checked on their own. A single flipped bit can be located, and then the frame still shows whether it ends a
-transaction.
+Each frame's checksum is a linear function of its bytes and of the previous checksum, so the frames after a damaged one
+can be checked on their own. A single flipped bit can be located; then the frame shows whether it ends a transaction.
 
 The formats: https://www.sqlite.org/fileformat2.html sections 3 and 4.
 """
