@@ -1,17 +1,15 @@
 """Small values in ZooKeeper, for a `BookKeeperStore` and for Pulsar's own layout, and the session that both use.
 
-The session never sends a write twice, nor after its call has returned. kazoo keeps the connection and reconnects to the
-session. It never repeats a request on its own: only its `retry` does, which is not used here. Writes are sent once, and
-only while there is a connection; it is unknown whether a write without an answer has happened. Reads are sent again
-after a lost connection.
+A write is sent once, only while there is a connection, and never after its call has returned (kazoo repeats requests
+only by its `retry`, which is not used here): whether one without an answer has happened is unknown. Reads are sent
+again after a lost connection.
 
 An unanswered write cannot take effect after a later read of the same session: when a session reconnects, the server
-drops the remaining requests of its old connection. Each read follows a `sync` on the same connection: a follower in the
-cluster may lag, and a value that another process has written must not look absent.
+drops the remaining requests of its old connection. Each read follows a `sync` on the same connection, because a
+follower may lag, and a value that another process has written must not look absent.
 
-A node of ours holds a frame whose checksum covers the node's path. So a node that was damaged, cut, or written for
-another place is recognised when it is read. `docs/wire-format.md` draws the tree and the frame. All paths here are
-below the store's root.
+A node of ours holds a frame whose checksum covers the node's path, so that a node that was damaged, cut, or written for
+another place is recognised. `docs/wire-format.md` draws the tree and the frame. Paths here are below the store's root.
 """
 
 from __future__ import annotations
