@@ -46,10 +46,7 @@ class _TopicLabels(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The numbers of a cursor and, if it was added with its subscription, those of the subscription.
-
-    The last is when the oldest unacked message of the subscription was published; None without one.
-    """
+    """The numbers of a cursor and of its subscription, if any, and when its oldest unacked message was published."""
 
     cursor: CursorStats
     subscription: DispatchStats | None = None
@@ -246,11 +243,7 @@ class _Exported:
         return self._subscription is not None and self._subscription() is subscription
 
     def read(self) -> _Reading:
-        """Return the present numbers.
-
-        Raises:
-            CursorClosedError: The cursor is closed or gone.
-        """
+        """Return the present numbers; `CursorClosedError` if the cursor is closed or gone."""
         cursor = self._cursor()
         if cursor is None:
             raise CursorClosedError("the cursor is gone")

@@ -24,22 +24,16 @@ __all__ = ["CursorConfig", "RangeForm"]
 
 
 class PersistLimits(NamedTuple):
-    """How much the durable state may hold.
+    """How much the durable state may hold."""
 
-    Attributes:
-        range_count_max: How many ranges; None for any number.
-        batch_count_max: How many partly acked batches, the lowest first; None for any number.
-        displaces: Whether ranges that `keep` prefers may take the place of durable ones. Otherwise durable ranges stay,
-            even beyond a limit that was lowered.
-        rule: The unit of `range_count_max`: ranges, or the unit of a Pulsar release in the words form.
-        keep: Which ranges are persisted first.
-    """
-
-    range_count_max: int | None = None
-    batch_count_max: int | None = None
+    range_count_max: int | None = None  # how many ranges; None for any number
+    batch_count_max: int | None = None  # how many partly acked batches, the lowest first; None for any number
+    # Whether ranges that `keep` prefers may take the place of durable ones. Otherwise durable ranges stay, even beyond
+    # a limit that was lowered.
     displaces: bool = False
+    # The unit of `range_count_max`: ranges, or the unit of a Pulsar release in the words form.
     rule: LimitRule = LimitRule.EXACT
-    keep: Keep = Keep.LOWEST
+    keep: Keep = Keep.LOWEST  # which ranges are persisted first
 
     @property
     def counts_entries(self) -> bool:
@@ -61,10 +55,8 @@ class PersistLimits(NamedTuple):
         return ranges.range_count if is_list else sum(counts)
 
     def select(self, ranges: DeletedRanges, *, always: DeletedRanges | None) -> DeletedRanges:
-        """Return a copy of the ranges that are within the limit, with those of `always` even if they are not.
-
-        If those of `always` leave a rule of Pulsar's no room for all ranges that it keeps, no other range is kept.
-        """
+        """Return a copy of the ranges that are within the limit, with those of `always` even if they are not."""
+        # If those of `always` leave a rule of Pulsar's no room for all ranges that it keeps, no other range is kept.
         assert self.range_count_max is not None
         if self.rule is LimitRule.EXACT:
             return select(ranges, range_count_max=self.range_count_max, keep=self.keep, always=always).kept

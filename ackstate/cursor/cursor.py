@@ -111,11 +111,9 @@ def recover_or_create(
 
 
 def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> None:
-    """Make a new cursor durable.
-
-    One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over by
-    a crash before its record was written, would look like a journal whose record was lost.
-    """
+    """Make a new cursor durable."""
+    # One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over
+    # by a crash before its record was written, would look like a journal whose record was lost.
     state, start = persister.state, opening.start
     persister.journal.check_room_for(opening.properties)
     persister.journal.cursor_properties = dict(opening.properties)

@@ -88,19 +88,12 @@ class Repair(Enum):
 
 
 class CursorState(NamedTuple):
-    """The content of one record: all of the state or, in a delta, the new part.
-
-    Attributes:
-        mark_delete: The mark-delete position.
-        deleted: Acked entries above it. Must not be changed.
-        batch: Partly acked batches. Must not be changed.
-        properties: The properties of the latest mark-delete.
-    """
+    """The content of one record: all of the state or, in a delta, the new part."""
 
     mark_delete: Position
-    deleted: DeletedRanges
-    batch: BatchIndexes
-    properties: Mapping[str, int]
+    deleted: DeletedRanges  # acked entries above it; must not be changed
+    batch: BatchIndexes  # partly acked batches; must not be changed
+    properties: Mapping[str, int]  # the properties of the latest mark-delete
 
     @property
     def highest(self) -> Position:
@@ -119,52 +112,36 @@ def check_within_log(content: CursorState, ledgers: LedgerMap) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecodedJournal:
-    """The decoded state of a journal.
-
-    Attributes:
-        content: The whole state.
-        records_replayed: Number of records that were read and applied.
-        bytes_discarded: Size of the discarded part: a torn last record, which was never reported durable, or the
-            records that a repair gave up.
-        discarded_offset: Its beginning in bytes, from the start of the journal, or of the entry in Pulsar's format;
-            -1 if nothing was discarded.
-        discarded_reason: Why it could not be read; empty if nothing was discarded.
-        byte_count: Size of the records that were read and applied, or of the record of the metadata store.
-        is_idle: Whether a record says since when the cursor has been idle, as Pulsar's may: with its opening that ends.
-    """
+    """The decoded state of a journal."""
 
     content: CursorState
-    records_replayed: int
+    records_replayed: int  # number of records that were read and applied
+    # Size of the discarded part: a torn last record, which was never reported durable, or the records that a repair
+    # gave up.
     bytes_discarded: int = 0
+    # Its beginning in bytes, from the start of the journal, or of the entry in Pulsar's format; -1 if nothing was
+    # discarded.
     discarded_offset: int = -1
-    discarded_reason: str = ""
-    byte_count: int = 0
+    discarded_reason: str = ""  # why it could not be read; empty if nothing was discarded
+    byte_count: int = 0  # size of the records that were read and applied, or of the record of the metadata store
+    # Whether a record says since when the cursor has been idle, as Pulsar's may: with its opening that ends.
     is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CursorRecord:
-    """A cursor's value in the metadata store.
+    """A cursor's value in the metadata store."""
 
-    Attributes:
-        cursor_ledger_id: The ledger that holds the journal; None if the state is in `content`.
-        epoch: Rises with every reset; always 0 in Pulsar's format, where no record adds to another.
-        term: Rises whenever the cursor is opened: a record of another term belongs to another owner.
-        mark_delete: The mark-delete position when this was written, if the record contains it.
-        content: The whole state, if there is no ledger.
-        cursor_properties: The application's properties of the cursor, name -> text.
-        unknown: Fields unknown to the format, which are written back.
-        properties: Those of the mark-delete, as a broker of Pulsar writes them beside the ledger's name; ours are in
-            `content` or in the ledger.
-    """
-
-    cursor_ledger_id: int | None
-    epoch: int
-    term: int
-    mark_delete: Position | None
-    content: CursorState | None = None
+    cursor_ledger_id: int | None  # the ledger that holds the journal; None if the state is in `content`
+    epoch: int  # rises with every reset; always 0 in Pulsar's format, where no record adds to another
+    term: int  # rises whenever the cursor is opened: a record of another term belongs to another owner
+    mark_delete: Position | None  # the mark-delete position when this was written, if the record contains it
+    content: CursorState | None = None  # the whole state, if there is no ledger
+    # The application's properties of the cursor, name -> text.
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
-    unknown: bytes = b""
+    unknown: bytes = b""  # fields unknown to the format, which are written back
+    # Those of the mark-delete, as a broker of Pulsar writes them beside the ledger's name; ours are in `content` or in
+    # the ledger.
     properties: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -197,22 +174,9 @@ class JournalFormat(Protocol):
     def recover(  # noqa: PLR0913 - named, not packed
         self, read: ReadEntries, count: int, *, what: str, epoch: int, ledgers: LedgerMap, discard_damaged: bool = False
     ) -> DecodedJournal:
-        """Read a journal.
-
-        A last entry that cannot be read is discarded and reported: its write was never reported durable.
-
-        Args:
-            read: Returns its entries.
-            count: Number of its entries.
-            what: Its name for error messages.
-            epoch: The epoch in the metadata record.
-            ledgers: The message log, for ranges that Pulsar wrote across ledgers.
-            discard_damaged: Whether to use the records before the first damage instead of raising.
-
-        Raises:
-            CorruptStateError: The journal cannot be read.
-            UnsupportedVersionError: An entry has another version.
-        """
+        """Read a journal of `count` entries; with `discard_damaged`, use the records before the first damage."""
+        # A last entry that cannot be read is discarded and reported, because its write was never reported durable. Any
+        # other raises `CorruptStateError`.
         ...
 
     def encode_record(self, record: CursorRecord) -> bytes:
@@ -220,12 +184,7 @@ class JournalFormat(Protocol):
         ...
 
     def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:
-        """Decode a value of the metadata store.
-
-        Raises:
-            CorruptStateError: The value cannot be read.
-            UnsupportedVersionError: It has another version.
-        """
+        """Decode a value of the metadata store, or raise `CorruptStateError` or `UnsupportedVersionError`."""
         ...
 
 
@@ -266,12 +225,7 @@ class NativeFormat:
 
     @staticmethod
     def epoch_of(entry: bytes) -> int | None:
-        """Return the epoch of an entry, None if it is none of this format.
-
-        Raises:
-            CorruptStateError: It is one, and cannot be read.
-            UnsupportedVersionError: It has another version.
-        """
+        """Return the epoch of an entry, None if it is none of this format; one that cannot be read raises."""
         return native.decode_parts(entry).epoch if entry.startswith(native.MAGIC) else None
 
     def encode_record(self, record: CursorRecord) -> bytes:
@@ -302,17 +256,10 @@ def content_of(record: Record) -> CursorState:
 
 
 def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bool = False) -> DecodedJournal:
-    """Fold a journal's records into the state that they describe.
-
-    An ack in any of them counts, even if the others do not have it.
-
-    Raises:
-        CorruptStateError: A record before the last cannot be read, or one is missing, repeated or a stranger. A last
-            one that cannot be read is discarded and reported: its write was never reported durable.
-        UnsupportedVersionError: A record has another version.
-
-    Complexity: O(size of the journal).
-    """
+    """Fold a journal's records into the state that they describe; O(size of the journal)."""
+    # An ack in any of them counts, even if the others do not have it. A last record that cannot be read is discarded
+    # and reported, because its write was never reported durable; any other raises, as does one that is missing,
+    # repeated or a stranger.
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
     state = _Folded(what, epoch)
@@ -445,17 +392,11 @@ def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) ->
 @final
 @dataclass(frozen=True, slots=True)
 class PulsarFormat:
-    """See the module, and `JournalFormat`.
+    """Apache Pulsar's records and journals."""
 
-    Attributes:
-        range_form: How the entries of a cursor ledger hold the acked entries.
-        compression: How a record of the metadata store is compressed.
-        compression_bytes_min: A record of this size or less is not.
-    """
-
-    range_form: RangeForm = RangeForm.WORDS
-    compression: Compression = Compression.NONE
-    compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES
+    range_form: RangeForm = RangeForm.WORDS  # how the entries of a cursor ledger hold the acked entries
+    compression: Compression = Compression.NONE  # how a record of the metadata store is compressed
+    compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES  # a record of this size or less is not
 
     @property
     def name(self) -> Format:
@@ -538,15 +479,12 @@ class PulsarFormat:
 
 
 def reopened(content: CursorState, ledgers: LedgerMap) -> CursorState:
-    """Return the state that Pulsar's cursor begins with when it reads one, as the message log may have changed since.
-
-    A mark-delete position before the first entry of a ledger that is gone stands before the next one's; beyond the end
-    of the log, at its last entry, and then nothing is acked above it. One at the last entry of a ledger that another
-    follows stands before the first entry of that.
-
-    Source: ``ManagedCursorImpl.recoveredCursor`` of Apache Pulsar, and, for the last rule,
-    ``ManagedLedgerImpl.maybeUpdateCursorBeforeTrimmingConsumedLedger``.
-    """
+    """Return the state that Pulsar's cursor begins with when it reads one, as the log may have changed since."""
+    # A mark-delete position before the first entry of a ledger that is gone stands before the next one's; beyond the
+    # end of the log, at its last entry, and then nothing is acked above it. One at the last entry of a ledger that
+    # another follows stands before the first entry of that.
+    # Source: ``ManagedCursorImpl.recoveredCursor`` and
+    # ``ManagedLedgerImpl.maybeUpdateCursorBeforeTrimmingConsumedLedger``.
     mark_delete, last = content.mark_delete, ledgers.last_confirmed
     following = ledgers.find_next_ledger(mark_delete.ledger_id)
     if mark_delete.entry_id < 0 and following is not None and not ledgers.has_ledger(mark_delete.ledger_id):

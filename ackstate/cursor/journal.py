@@ -119,17 +119,10 @@ class Journal:
         repair: Repair,
         check: Callable[[], object] = lambda: None,
     ) -> tuple[Journal, StoredCursor | None]:
-        """Take the cursor over and read its durable state; None if there never was such a cursor.
-
-        After a repair, or in another format, it is to be written again. Until then the record keeps its format and its
-        compression, unless it has more than `metadata_bytes_max` bytes: then its state moves to a ledger.
-
-        Raises:
-            CorruptStateError: There is a cursor, and it cannot be read; it is left as it is.
-            InvalidPositionError: Its state reaches beyond the message log; it is left as it is.
-            UnsupportedVersionError: It has another version.
-            StoreError: The storage failed.
-        """
+        """Take the cursor over and read its durable state; None if there never was such a cursor."""
+        # One that cannot be read, or reaches beyond the message log, is left as it is. After a repair, or in another
+        # format, it is to be written again. Until then the record keeps its format and its compression, unless it has
+        # more than `metadata_bytes_max` bytes: then its state moves to a ledger.
         journal = cls(store, topic=topic, subscription=subscription, form=form, metadata_bytes_max=metadata_bytes_max)
         recovery = Recovery(store, journal.path, ledgers, repair)
         for _ in range(_TAKEOVER_ATTEMPTS):
@@ -173,18 +166,14 @@ class Journal:
 
     @property
     def last_entry(self) -> Position | None:
-        """The cursor ledger and the last entry that is known to be in it; None until this owner has written one.
-
-        None, too, if the state is in the metadata store, or while a new ledger is started. Any thread may read it.
-        """
+        """The cursor ledger and the last entry that is known to be in it; None until this owner has written one."""
+        # None, too, if the state is in the metadata store, or while a new ledger is started. Any thread may read it.
         ledger_id, entry_count = self._pointed_at, self._sequence
         return None if ledger_id is None or not entry_count else Position(ledger_id, entry_count - 1)
 
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
-        """Return the ledger and the entry to be appended to it.
-
-        To be followed by `appended`. Without it, because the append failed, the next write must begin a new ledger.
-        """
+        """Return the ledger and the entry to be appended to it."""
+        # To be followed by `appended`. Without it, because the append failed, the next write must begin a new ledger.
         assert self._open_ledger is not None
         ledger_id, self._open_ledger = self._open_ledger, None
         return ledger_id, self._encode(content)
@@ -198,12 +187,8 @@ class Journal:
         return len(encoded)
 
     def begin_ledger(self, content: CursorState) -> int:
-        """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            StoreError: A step failed. A recovery reads the state before or the new one, and either is right.
-        """
+        """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written."""
+        # After a `StoreError` a recovery reads the state before or the new one, and either is right.
         self._check_not_deleted()
         self._open_ledger, self._chain, self._sequence = None, 0, 0
         encoded = self._encode(content)
@@ -224,13 +209,9 @@ class Journal:
         return self.form.encode_record(self._record(None, content.mark_delete, content))
 
     def write_record(self, content: CursorState) -> int:
-        """Write the whole state to the metadata store, delete the ledger, and return the bytes written.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            PayloadTooLargeError: It has more than `metadata_bytes_max` bytes; nothing was written.
-            StoreError: The write failed; a recovery reads the state before or the new one.
-        """
+        """Write the whole state to the metadata store, delete the ledger, and return the bytes written."""
+        # `PayloadTooLargeError`, above `metadata_bytes_max`: nothing was written. After a `StoreError` a recovery reads
+        # the state before or the new one.
         self._open_ledger = None
         record = self._record(None, content.mark_delete, content)
         encoded = self.form.encode_record(record)
@@ -241,15 +222,8 @@ class Journal:
         return written
 
     def write_cursor_properties(self, properties: Mapping[str, str]) -> int:
-        """Replace the cursor properties, nothing else, and return the bytes written.
-
-        A state in the record that leaves them no room moves to a ledger.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            PayloadTooLargeError: As `check_room_for`.
-            StoreError: The write failed; whether it happened is unknown.
-        """
+        """Replace the cursor properties, nothing else, and return the bytes written; errors as `check_room_for`."""
+        # A state in the record that leaves them no room moves to a ledger.
         self.check_room_for(properties)
         record, form = self._record(self._pointed_at, self._mark_delete), self._record_form
         if self._pointed_at is None:
@@ -274,13 +248,8 @@ class Journal:
             raise
 
     def check_room_for(self, properties: Mapping[str, str]) -> None:
-        """Refuse cursor properties that would make a record too large that names a ledger, or has no acks.
-
-        No more bytes of them than there are now are accepted under whatever limit.
-
-        Raises:
-            PayloadTooLargeError: They would, in one of the formats.
-        """
+        """Raise `PayloadTooLargeError` if a record with cursor properties, and no acks, would be too large."""
+        # No more bytes of them than there are now are accepted under whatever limit, in either format.
         size, before = self._pointer_bytes_max(properties), self._pointer_bytes_max(self.cursor_properties)
         if self._is_too_large(size) and size > before:
             raise self._too_large(size, "cursor properties")
@@ -342,10 +311,8 @@ class Journal:
         return True
 
     def _moved(self, record: CursorRecord) -> CursorRecord:
-        """Write the state that a record holds to a new ledger, in our format, and return the record that names this.
-
-        The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
-        """
+        """Write the state that a record holds to a new ledger, in our format, and return the record that names this."""
+        # The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
         assert record.content is not None
         encoded = self.form.encode_entry(record.content, epoch=record.epoch, sequence=0, chain=0)
         ledger_id = self._new_ledger(encoded)
@@ -375,10 +342,8 @@ class Journal:
         )
 
     def _pointer_bytes_max(self, properties: Mapping[str, str]) -> int:
-        """Return how large a record with cursor properties may become, in whichever format, that has no acks.
-
-        Our own properties are always small and not counted one by one.
-        """
+        """Return how large a record with cursor properties may become, in whichever format, that has no acks."""
+        # Our own properties are always small and not counted one by one.
         properties = {name: text for name, text in properties.items() if not name.startswith(OWN_PREFIX)}
         record = CursorRecord(
             LEDGER_ID_MAX, 0, _TERM_MAX, Position(LEDGER_ID_MAX, ENTRY_ID_MAX), None, properties, self._unknown
@@ -447,11 +412,9 @@ class Journal:
                 raise self.fenced()
 
     def _check_not_deleted_meanwhile(self, ledger_id: int) -> None:
-        """Take back the record of a new cursor if its ledger is gone.
-
-        No version tells a subscription that never was from one that another owner deleted meanwhile, with the ledgers
-        that it found.
-        """
+        """Take back the record of a new cursor if its ledger is gone."""
+        # No version tells a subscription that never was from one that another owner deleted meanwhile, with the ledgers
+        # that it found.
         try:
             self.store.ledgers.last(ledger_id)
         except LedgerNotFoundError as error:
@@ -460,21 +423,17 @@ class Journal:
             raise self.fenced() from error
 
     def _delete_unnamed(self, ledger_id: int) -> None:
-        """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted.
-
-        If the subscription was deleted, no later open might look for it, and one that does might take it for a journal
-        whose record was lost.
-        """
+        """Delete a ledger of ours that no record will name, as the cursor is another owner's or was deleted."""
+        # If the subscription was deleted, no later open might look for it, and one that does might take it for a
+        # journal whose record was lost.
         with suppress(StoreError, CorruptStateError, UnsupportedVersionError):
             found = self.store.metadata.get(self.path)
             if found is None or decode_record(found.data).record.cursor_ledger_id != ledger_id:
                 self.store.ledgers.delete(ledger_id)
 
     def _delete(self, ledger_ids: set[int]) -> None:
-        """Delete ledgers that no record names.
-
-        They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
-        """
+        """Delete ledgers that no record names."""
+        # They are garbage, not state: where the storage refuses, the next swing or the next open tries again.
         for ledger_id in sorted(ledger_ids):
             try:
                 self.store.ledgers.delete(ledger_id)
@@ -485,11 +444,7 @@ class Journal:
 
 
 def cursor_path(topic: str, subscription: str) -> str:
-    """Return the metadata path of a cursor's record.
-
-    Raises:
-        TypeError, ValueError: The topic or the subscription is no text, or is empty.
-    """
+    """Return the metadata path of a cursor's record; TypeError or ValueError if a name is no text, or empty."""
     check_name("topic", topic)
     check_name("subscription", subscription)
     return f"{ROOT}/{quote(topic, safe='')}/{quote(subscription, safe='')}"
@@ -510,16 +465,11 @@ class CursorProperties:
             must leave about 150 bytes. Nothing was changed.
         StoreError: The write failed; whether it happened is unknown.
         CursorClosedError: The cursor is closed.
-
-    Args:
-        journal: Where they are stored.
-        writing: Held while the journal is written.
-        check_open: Raises `CursorClosedError` if the cursor is closed.
     """
 
     def __init__(self, journal: Journal, *, writing: threading.Lock, check_open: Callable[[], None]) -> None:
         self._journal = journal
-        self._writing = writing
+        self._writing = writing  # held while the journal is written
         self._check_open = check_open
 
     def get_all(self) -> Mapping[str, str]:
@@ -629,12 +579,7 @@ def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lamb
 
 
 def _find(metadata: MetadataStore, path: str) -> _Found | None:
-    """Return the content of the record; None without one. A record that cannot be read is replaced like any other.
-
-    Raises:
-        UnsupportedVersionError: It has another version.
-        StoreError: The storage failed.
-    """
+    """Return the content of the record; None without one. A record that cannot be read is replaced like any other."""
     try:
         value = metadata.get(path)
     except DamagedValueError as error:

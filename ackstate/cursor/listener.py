@@ -69,8 +69,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._all: tuple[CursorListener, ...] = ()
-        self.of_changes: tuple[CursorListener, ...] = ()
-        """Those that receive changes."""
+        self.of_changes: tuple[CursorListener, ...] = ()  # those that receive changes
         self._of_deliveries: tuple[CursorListener, ...] = ()
         self._of_bounds: tuple[CursorListener, ...] = ()
 
@@ -78,11 +77,7 @@ class Listeners:
         return listener in self._all
 
     def add(self, listener: CursorListener) -> None:
-        """Register a listener; no-op if it is registered.
-
-        Raises:
-            ValueError: Another listener of its class is registered.
-        """
+        """Register a listener, no-op if it is registered; ValueError if another one of its class is."""
         if listener in self._all:
             return
         if any(type(each) is type(listener) for each in self._all):

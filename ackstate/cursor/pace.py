@@ -21,37 +21,24 @@ _SECOND_MS = 1000
 class MarkDeleteRateLimiter:
     """Grants a number of permits a second, saves up those of one idle second, and gives one on credit.
 
-    A permit is granted at once or not at all. It is paid for afterwards: the first of a new limiter costs no waiting,
-    and after an idle second at a rate of 1 there are two at once, one saved and one on credit.
+    A permit is granted at once or not at all, and paid for afterwards: the first of a new limiter costs no waiting, and
+    after an idle second at a rate of 1 there are two at once. In a window of w ms it grants at most
+    rate * (w / 1000 + 1) + 1.
 
     >>> limiter = MarkDeleteRateLimiter(1, now_ms=0)
     >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
     [True, False, True, True, True, False]
 
-    In a window of w ms it grants at most rate * (w / 1000 + 1) + 1 permits.
+    If the clock goes back by up to a second, nothing extra is granted. A debt of a permit and more than a second is
+    from a clock that went back further: it is forgiven, and the count begins again from there.
 
-    **Clock.** Milliseconds of any clock, negative or not. If it goes back by up to a second, nothing extra is granted.
-    A debt of a permit and more than a second is from a clock that went back further: it is forgiven, one permit is
-    granted at once, and the count begins again from there.
+    A rate is the decimal that it is written as, and no time is ever rounded; Guava rounds each wait down to a
+    microsecond. Where a permit takes whole milliseconds the two decide alike, until Guava's roundings add up to a
+    millisecond.
 
-    **Exact.** A rate is the decimal that it is written as (0.1 is a tenth), and no time is ever rounded. Guava counts
-    in doubles and rounds each wait down to a microsecond, so that it may grant a permit up to 1 us earlier for each one
-    before it. Where a permit takes whole milliseconds, as at 0.1, 1, 10 or 1000 a second, the two decide alike, until
-    Guava's roundings add up to a millisecond.
-
-    Source: ``RateLimiter.create(permitsPerSecond)`` and ``tryAcquire()`` of Guava (``SmoothBursty`` with
-    ``maxBurstSeconds`` 1), by which Pulsar's ``ManagedCursorImpl`` limits writes. Its two fields
-    ``nextFreeTicketMicros`` and ``storedPermits`` say the same as the one here: as long as permits are stored, the next
-    ticket is free at once.
-
-    Args:
-        permits_per_second: Above 0 and finite; Pulsar's ``managedLedgerDefaultMarkDeleteRateLimit``, for which 0 or
-            less means no limiter.
-        now_ms: The present; nothing is saved up yet.
-
-    Raises:
-        ValueError: The rate is not above 0 and finite.
-        TypeError: The rate is not a number, or the time not an integer.
+    Source: ``RateLimiter`` of Guava (``SmoothBursty`` with ``maxBurstSeconds`` 1), by which Pulsar's
+    ``ManagedCursorImpl`` limits writes. Its two fields say the same as the one here: as long as permits are stored, the
+    next ticket is free at once.
     """
 
     def __init__(self, permits_per_second: float, *, now_ms: int) -> None:
@@ -64,19 +51,11 @@ class MarkDeleteRateLimiter:
         self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
 
     def can_acquire(self, now_ms: int) -> bool:
-        """Return whether `try_acquire` would grant a permit now; it changes nothing.
-
-        Raises:
-            TypeError: The time is not an integer.
-        """
+        """Return whether `try_acquire` would grant a permit now; it changes nothing."""
         return not self._refuses(integer("now_ms", now_ms) * self._units_per_ms)
 
     def try_acquire(self, now_ms: int) -> bool:
-        """Take a permit if there is one now, and return whether there was one; a refusal costs nothing.
-
-        Raises:
-            TypeError: The time is not an integer.
-        """
+        """Take a permit if there is one now, and return whether there was one; a refusal costs nothing."""
         now = integer("now_ms", now_ms) * self._units_per_ms
         if self._refuses(now):
             return False
@@ -106,13 +85,7 @@ _PAUSE_MS = 10
 
 @final
 class PersistTrigger:
-    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects.
-
-    Args:
-        state: Has the numbers of the accepted and of the durable changes.
-        config: The interval and the rate.
-        now_ms: The present.
-    """
+    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects."""
 
     def __init__(self, state: CursorAckState, config: CursorConfig, *, now_ms: int) -> None:
         self._state = state
@@ -141,11 +114,9 @@ class PersistTrigger:
             self._limiter.try_acquire(now_ms)
 
     def next_tick_ms(self) -> int:
-        """Return when a persist may be due next, if no other reads the clock.
-
-        Not before the interval is over since the last tick either, so that a persist that failed, or that had only
-        young acks, is not tried again at once. Without an interval, that is 10 ms.
-        """
+        """Return when a persist may be due next, if no other reads the clock."""
+        # Not before the interval is over since the last tick either, so that a persist that failed, or that had only
+        # young acks, is not tried again at once. Without an interval, that is 10 ms.
         interval_ms = self._flush_interval_ms
         next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
         if self._limiter is not None and self._is_new():
@@ -165,17 +136,12 @@ _NOTHING_DELIVERED = Position(0, -1)
 
 @final
 class YoungAge:
-    """Separates young acks from old ones, by the time since their messages were certainly delivered.
-
-    Args:
-        seconds: The age; 0 for none.
-    """
+    """Separates young acks from old ones, by the time since their messages were certainly delivered."""
 
     def __init__(self, seconds: int) -> None:
         self.age_ms = seconds * 1000
         self.is_on = seconds > 0
-        self.ruler = DeliveryRuler()
-        """The times of deliveries."""
+        self.ruler = DeliveryRuler()  # the times of deliveries
 
     def delivered(self, position: Position, *, now_ms: int) -> None:
         """Note that everything up to a position was sent by now."""
@@ -195,10 +161,8 @@ class YoungAge:
         self.ruler.clear()
 
     def _follow_clock(self, now_ms: int) -> None:
-        """Set the ruler back if the clock went back by more than the age.
-
-        Messages sent so far are then old after an age; else they would be young until the clock is where it was.
-        """
+        """Set the ruler back if the clock went back by more than the age."""
+        # Messages sent so far are then old after an age; else they would be young until the clock is where it was.
         times, _ = self.ruler.marks()
         if times and times[-1] - now_ms > self.age_ms:
             self.ruler.set_back(times[-1] - now_ms)

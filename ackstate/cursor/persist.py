@@ -77,17 +77,11 @@ _RETRY_MS_MAX = 60_000
 
 
 class Plan(NamedTuple):
-    """The content and the place of one record.
+    """The content and the place of one record."""
 
-    Attributes:
-        target: Where it goes.
-        content: The whole state or, for a delta, the new acks.
-        taken: The acks that become durable with it.
-    """
-
-    target: PersistTarget
-    content: CursorState
-    taken: Unpersisted
+    target: PersistTarget  # where it goes
+    content: CursorState  # the whole state or, for a delta, the new acks
+    taken: Unpersisted  # the acks that become durable with it
 
 
 @final
@@ -95,13 +89,6 @@ class RecordPlanner:
     """Plans the records of one cursor. To be called with the cursor's lock held.
 
     Each plan has begun a persist of the state, which is to be ended or abandoned.
-
-    Args:
-        state: The acks.
-        journal: Where records go.
-        listeners: May limit the acks that a persist leaves unpersisted.
-        config: The intervals and the limits.
-        now_ms: The present.
     """
 
     def __init__(
@@ -132,11 +119,7 @@ class RecordPlanner:
         return may_write_ledger and bool(self._state.unpersisted.cut)
 
     def plan(self, up_to: Position, *, now_ms: int) -> Plan:
-        """Plan the next record.
-
-        Raises:
-            PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
-        """
+        """Plan the next record; `PayloadTooLargeError` if the ledger must wait and the metadata store has no room."""
         if self._backs_off(now_ms=now_ms):
             return self.plan_metadata(up_to)
         taken = self._begin(up_to, self._ledger_limits)
@@ -148,11 +131,8 @@ class RecordPlanner:
         return Plan(PersistTarget.DELTA, content, taken)
 
     def plan_metadata(self, up_to: Position) -> Plan:
-        """Plan as much of the whole state as the metadata store has room for.
-
-        Raises:
-            PayloadTooLargeError: The durable acks would not fit, or receipts could not name the excluded ones.
-        """
+        """Plan as much of the whole state as the metadata store has room for."""
+        # `PayloadTooLargeError`: the durable acks would not fit, or receipts could not name the excluded ones.
         limits = self._config.metadata_limits
         while True:
             durable_count = self._state.durable_count
@@ -235,20 +215,7 @@ class RecordPlanner:
 
 @final
 class Round:
-    """One write, made with the cursor's lock held; later calls need `Persister.writing` and take the lock themselves.
-
-    Args:
-        persister: The cursor's.
-        plan: The record to write.
-        up_to: Acks above it are too young, also if the metadata store is used instead.
-        promoted_count: How many young acks it persists early.
-        closes: Whether the cursor is closed with it, unless something is accepted before it is committed.
-        now_ms: The present.
-
-    Attributes:
-        appends: Whether it appends an entry to the open cursor ledger, which can be done together with other cursors.
-        is_open: Whether it was neither committed nor abandoned.
-    """
+    """One write, made with the cursor's lock held; later calls need `Persister.writing` and take the lock."""
 
     def __init__(  # noqa: PLR0913 - named, not packed
         self,
@@ -262,12 +229,14 @@ class Round:
     ) -> None:
         self._persister = persister
         self._plan = plan
-        self._up_to = up_to
-        self._promoted_count = promoted_count
+        self._up_to = up_to  # acks above it are too young, also if the metadata store is used instead
+        self._promoted_count = promoted_count  # how many young acks it persists early
+        # Whether the cursor is closed with it, unless something is accepted before it is committed.
         self._closes = closes
         self._now_ms = now_ms
+        # Whether it appends an entry to the open cursor ledger, which can be done together with other cursors.
         self.appends = plan.target is PersistTarget.DELTA or plan.target is PersistTarget.WHOLE
-        self.is_open = True
+        self.is_open = True  # whether it was neither committed nor abandoned
         if persister.listeners.of_changes:
             self._notify_begun()
 
@@ -286,12 +255,7 @@ class Round:
         return self._persister.journal.prepare(self._plan.content)
 
     def append_failed(self, error: AckStateError) -> PersistResult:
-        """Write to the metadata store, because the entry that `prepare` returned could not be appended.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            StoreError: The write failed; nothing became durable.
-        """
+        """Write to the metadata store, because the entry that `prepare` returned could not be appended."""
         journal = self._persister.journal
         if isinstance(error, LedgerFencedError | LedgerNotFoundError):
             raise journal.fenced() from error
@@ -302,12 +266,7 @@ class Round:
         return self.fall_back(error)
 
     def write(self) -> PersistResult:
-        """Write a whole state and commit it; where a ledger cannot be written, to the metadata store.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            StoreError: The write failed; nothing became durable.
-        """
+        """Write a whole state and commit it; where a ledger cannot be written, to the metadata store."""
         journal, plan = self._persister.journal, self._plan
         is_metadata = plan.target is PersistTarget.METADATA
         write = journal.write_record if is_metadata else journal.begin_ledger
@@ -322,12 +281,7 @@ class Round:
             self.abandon()
 
     def fall_back(self, error: AckStateError) -> PersistResult:
-        """Write to the metadata store instead, because the ledger could not be written.
-
-        Raises:
-            CursorFencedError: Another owner has the cursor.
-            StoreError: The metadata store could not be written either: the error given.
-        """
+        """Write to the metadata store, as the ledger could not be written; if that fails, raise the error given."""
         self.abandon()
         persister = self._persister
         persister.planner.ledger_failed(now_ms=self._now_ms)
@@ -401,16 +355,7 @@ class Round:
 
 @final
 class Persister:
-    """The parts that the rounds of one cursor share: its state, its journal, its trigger and its planner.
-
-    Args:
-        state: The acks.
-        journal: Where records go.
-        listeners: Receive each change.
-        lock: Guards the state; never held while the storage is at work.
-        config: When to write what.
-        now_ms: The present.
-    """
+    """The parts that the rounds of one cursor share: its state, its journal, its trigger and its planner."""
 
     def __init__(  # noqa: PLR0913 - named, not packed
         self,
@@ -425,7 +370,7 @@ class Persister:
         self.state = state
         self.journal = journal
         self.listeners = listeners
-        self.lock = lock
+        self.lock = lock  # guards the state; never held while the storage is at work
         # Held through a whole round; taken before `lock`.
         self.writing = threading.Lock()
         self.closed = False
@@ -449,10 +394,8 @@ class Persister:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no persist can become due before something is accepted; to be read without the lock.
-
-        An ack that is accepted meanwhile counts at the next call.
-        """
+        """Whether no persist can become due before something is accepted; to be read without the lock."""
+        # An ack that is accepted meanwhile counts at the next call.
         # Every tick of a broker reads this for each of its cursors, so it takes few look-ups and no call.
         state = self.state
         return (state.accepted_number <= state.durable_number and state.unpersisted.nothing_held_back) or self.closed
@@ -487,23 +430,13 @@ class Persister:
             return self.state.unpersisted.count_between(up_to, EVERYTHING) > 0
 
     def begin(self, *, now_ms: int) -> Round | None:
-        """Begin a round of the acks that are old enough; None if nothing waits.
-
-        To be called with `writing` held, as every method that begins a round.
-
-        Raises:
-            CursorClosedError: The cursor is closed.
-            PayloadTooLargeError: The ledger is not to be tried yet, and the metadata store has no room for the state.
-        """
+        """Begin a round of the acks that are old enough; None if nothing waits."""
+        # `writing` is held, as for every method that begins a round.
         up_to = self.persistable_up_to(now_ms=now_ms) if self.young_age.is_on else EVERYTHING
         return self._begin(up_to, now_ms=now_ms)
 
     def begin_promotion(self, record_bytes_max: int, *, now_ms: int) -> Round | None:
-        """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early.
-
-        Raises:
-            As `begin`.
-        """
+        """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early."""
         with self.lock:
             self.check_open()
             unpersisted, up_to = self.state.unpersisted, self.persistable_up_to(now_ms=now_ms)
@@ -512,13 +445,8 @@ class Persister:
         return self._begin(raised, promoted_count=promoted_count, now_ms=now_ms)
 
     def begin_closing(self, *, now_ms: int) -> Round | None:
-        """Begin a round of everything, young acks too, that closes the cursor.
-
-        In Pulsar's format it goes to the metadata store if it is small enough.
-
-        Raises:
-            As `begin`.
-        """
+        """Begin a round of everything, young acks too, that closes the cursor."""
+        # In Pulsar's format it goes to the metadata store if it is small enough.
         with self.lock:
             self.check_open()
             plan = self.planner.plan_closing()
@@ -655,16 +583,7 @@ def persist_all(
 def tick_all(
     cursors: Iterable[tuple[Name, ManagedCursor]], *, now_ms: int, executor: Executor | None = None
 ) -> dict[Name, Outcome]:
-    """Persist those of many cursors that are due, as `ManagedCursor.tick` each; otherwise as `persist_all`.
-
-    Returns:
-        For each that was due, by its name, the result or the error of its own.
-
-    Raises:
-        As `persist_all`.
-
-    Complexity: O(cursors), at less than a microsecond for one that has nothing to persist.
-    """
+    """Persist those of many cursors that are due; return the result or the error of each of these by its name."""
     busy = [each for each in cursors if not each[1]._persister.is_idle]
     due = {name: cursor for name, cursor in busy if cursor._persister.tick(now_ms=now_ms)}
     return dict(zip(due, persist_all(due.values(), now_ms=now_ms, executor=executor), strict=True))
@@ -673,11 +592,7 @@ def tick_all(
 def close_all(
     cursors: Sequence[ManagedCursor], *, now_ms: int, executor: Executor | None = None
 ) -> list[AckStateError | None]:
-    """Close many cursors of one store, as `ManagedCursor.close` each; their last records share syncs.
-
-    Returns:
-        For each, in order, None, or the error of the last persist: that cursor stays open.
-    """
+    """Close many cursors of one store, sharing syncs; return for each None, or the error that keeps it open."""
     errors: dict[Persister, AckStateError] = {}
     persisters = [cursor._persister for cursor in cursors]
     while remaining := [each for each in persisters if not each.closed and each not in errors]:
@@ -698,11 +613,7 @@ def abandon(cursor: ManagedCursor) -> None:
 
 
 def has_record(cursor: ManagedCursor) -> bool:
-    """Return whether the store has the record of this cursor, and not that of a later owner or of a deletion.
-
-    Raises:
-        StoreError: The storage failed.
-    """
+    """Return whether the store has the record of this cursor, and not that of a later owner or of a deletion."""
     return cursor._persister.journal.has_record()
 
 
@@ -733,14 +644,8 @@ def execute_one(persister: Persister, begin: Callable[[Persister], Round | None]
 def execute(
     persisters: Sequence[Persister], begin: Callable[[Persister], Round | None], executor: Executor | None = None
 ) -> list[Outcome]:
-    """Write a round of each cursor: every write of a cursor but a reset goes through here.
-
-    Returns:
-        For each, in order, the result, or the error of its own.
-
-    Raises:
-        ValueError: The cursors are not of one store, or one comes twice; or a property of one does not fit a record.
-    """
+    """Write a round of each cursor, and return results or errors in order; each write but a reset goes through here."""
+    # ValueError: the cursors are not of one store, or one comes twice; or a property of one does not fit a record.
     if len(persisters) == 1:
         return [execute_one(persisters[0], begin)]
     if len(set(persisters)) < len(persisters) or len({id(each.journal.store) for each in persisters}) > 1:

@@ -50,20 +50,12 @@ _DIGITS_MAX = 18
 
 
 def term_floor(metadata: MetadataStore) -> int:
-    """Return the highest term of any deleted cursor, or more; 0 if none was deleted.
-
-    Raises:
-        StoreError: The storage failed.
-    """
+    """Return the highest term of any deleted cursor, or more; 0 if none was deleted."""
     return _read_term(metadata)[0]
 
 
 def raise_term_floor(metadata: MetadataStore, term: int) -> None:
-    """Keep the terms of later cursors above one; durable when this returns.
-
-    Raises:
-        StoreError: The storage failed.
-    """
+    """Keep the terms of later cursors above one; durable when this returns."""
     for _ in range(_TERM_ATTEMPTS):
         floor, version = _read_term(metadata)
         if floor >= term:
@@ -136,26 +128,16 @@ class DecodedRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredCursor:
-    """A cursor as a recovery finds it.
+    """A cursor as a recovery finds it."""
 
-    Attributes:
-        record: The value in the metadata store, or a repair's value instead.
-        version: Version of that value.
-        form: The format that it is written in.
-        recovered: The state.
-        entry_count: How many entries the journal has.
-        repair: The repair that was needed to read it.
-        given_up: What the repair gives up.
-        unnamed_ledger_id: The newest ledger of the cursor if no record can be read that names one; else None.
-    """
-
-    record: CursorRecord
+    record: CursorRecord  # the value in the metadata store, or a repair's value instead
     version: int
-    form: JournalFormat
+    form: JournalFormat  # the format that it is written in
     recovered: DecodedJournal
-    entry_count: int = 0
-    repair: Repair = Repair.NONE
-    given_up: GivenUp = field(default_factory=GivenUp)
+    entry_count: int = 0  # how many entries the journal has
+    repair: Repair = Repair.NONE  # the repair that was needed to read it
+    given_up: GivenUp = field(default_factory=GivenUp)  # what the repair gives up
+    # The newest ledger of the cursor if no record can be read that names one; else None.
     unnamed_ledger_id: int | None = None
 
     @property
@@ -185,12 +167,7 @@ def report_of(found: StoredCursor | None, form: Format, mark_delete: Position) -
 
 
 def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecord:
-    """Read a cursor's value in the metadata store, in whichever format it is.
-
-    Raises:
-        CorruptStateError: It cannot be read.
-        UnsupportedVersionError: It has another version.
-    """
+    """Read a cursor's value in the metadata store, in whichever format it is."""
     form: JournalFormat = NativeFormat()
     if not data.startswith(native.POINTER_MAGIC):
         form = PulsarFormat(compression=compression_of(data), compression_bytes_min=0)
@@ -199,31 +176,17 @@ def decode_record(data: bytes, ledgers: LedgerMap | None = None) -> DecodedRecor
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Reads one cursor.
-
-    Attributes:
-        store: Where.
-        path: The cursor's path in the metadata store.
-        ledgers: The message log.
-        repair: The repair to make if the cursor cannot be read.
-    """
+    """Reads one cursor."""
 
     store: Store
-    path: str
+    path: str  # the cursor's path in the metadata store
     ledgers: LedgerMap
-    repair: Repair = Repair.NONE
+    repair: Repair = Repair.NONE  # the repair to make if the cursor cannot be read
 
     def find(self, orphans: Collection[int]) -> StoredCursor | None:
-        """Read the durable state of the cursor; None if there never was one, or it is being deleted.
-
-        Args:
-            orphans: The ledgers made in its name; those that its record does not name are leftovers of a crash.
-
-        Raises:
-            UnreadableCursorError: It cannot be read, and the requested repair would not help.
-            UnsupportedVersionError: It has another version.
-            StoreError: The storage failed.
-        """
+        """Read the durable state of the cursor; None if there never was one, or it is being deleted."""
+        # `orphans` are the ledgers made in its name; those that its record does not name are leftovers of a crash.
+        # `UnreadableCursorError`: it cannot be read, and the requested repair would not help.
         try:
             value = self.store.metadata.get(self.path)
         except DamagedValueError as error:
@@ -234,14 +197,8 @@ class Recovery:
         return self._find_with_record(value, orphans)
 
     def vacant_version(self) -> int | None:
-        """Return the expected version for the record of a new cursor: that of no value, or of the mark of a deletion.
-
-        None if another owner has created the cursor meanwhile.
-
-        Raises:
-            CorruptStateError: There is a record that cannot be read.
-            StoreError: The storage failed.
-        """
+        """Return the version expected for a new cursor's record: of no value, or of the mark of a deletion."""
+        # None if another owner has created the cursor meanwhile.
         value = self.store.metadata.get(self.path)
         if value is None:
             return ABSENT
@@ -267,12 +224,7 @@ class Recovery:
             return self._repaired_journal(found, error)
 
     def read_journal(self, found: StoredCursor, *, discard_damaged: bool = False) -> StoredCursor:
-        """Return the stored cursor with the journal as it is now.
-
-        Raises:
-            CorruptStateError: It cannot be read.
-            LedgerNotFoundError: There is none.
-        """
+        """Return the stored cursor with the journal as it is now."""
         ledger_id, ledgers = found.record.cursor_ledger_id, self.store.ledgers
         assert ledger_id is not None
         count = ledgers.last(ledger_id) + 1
@@ -350,12 +302,7 @@ class Recovery:
         return self._chosen(offered, nothing, error)
 
     def _read_orphan(self, ledger_id: int, nothing: StoredCursor) -> StoredCursor:
-        """Read a journal whose format and epoch are not recorded.
-
-        Raises:
-            CorruptStateError: It cannot be read.
-            LedgerNotFoundError: There is none, or it is empty.
-        """
+        """Read a journal whose format and epoch are not recorded."""
         epoch = NativeFormat.epoch_of(self.store.ledgers.read(ledger_id, 0, 1)[0])
         form: JournalFormat = PulsarFormat() if epoch is None else NativeFormat()
         record = replace(nothing.record, cursor_ledger_id=ledger_id, epoch=epoch or 0)
@@ -396,10 +343,8 @@ class Recovery:
         )
 
     def _readable(self, ledger_id: int, epoch: int | None) -> tuple[list[CursorState], bool]:
-        """Return the records of a ledger that can be read, and count, in order: of Pulsar's whole states the last.
-
-        And whether the ledger's last one is among them.
-        """
+        """Return the records of a ledger that can be read, and count, in order: of Pulsar's whole states the last."""
+        # And whether the ledger's last one is among them.
         contents: list[CursorState] = []
         ends_readable = False
         try:
@@ -421,11 +366,9 @@ class Recovery:
         return contents[::-1], ends_readable
 
     def _given_up(self, known: CursorState, kept: CursorState) -> tuple[int, Mapping[str, int]]:
-        """Return how many acked entries and which properties one state has and another lacks.
-
-        Entries that the message log has lost do not count. Without the log, of those at or below the mark-delete
-        position the ones in its own ledger count.
-        """
+        """Return how many acked entries and which properties one state has and another lacks."""
+        # Entries that the message log has lost do not count. Without the log, of those at or below the mark-delete
+        # position the ones in its own ledger count.
         log, (ledger_id, entry_id) = self.ledgers, known.mark_delete
         if known.mark_delete > log.last_confirmed:
             log = LedgerMap.from_counts({ledger_id: entry_id + 1})

@@ -48,15 +48,11 @@ class UnpersistedAcks:
         self.new = BitMap()
         """Entries of `new_ledger_id` that are to be added to `fresh`: nearly each ack adds one, few calls read it."""
         self.new_ledger_id = -1
-        self.passed: Position | None = None
-        """The mark-delete position, if `fresh` may hold entries that it covers."""
+        self.passed: Position | None = None  # the mark-delete position, if `fresh` may hold entries that it covers
         self._fresh = DeletedRanges()
-        self.in_flight = DeletedRanges()
-        """Being written."""
-        self.held = DeletedRanges()
-        """Held back as young."""
-        self.cut = DeletedRanges()
-        """Cut off by a limit on ranges."""
+        self.in_flight = DeletedRanges()  # being written
+        self.held = DeletedRanges()  # held back as young
+        self.cut = DeletedRanges()  # cut off by a limit on ranges
         self.displaced = DeletedRanges()
         """The part of `cut` that was durable until the persist under way, or the last one, preferred other ranges."""
         # Acks that a persist excluded and that the mark-delete position has covered since. They wait until that
@@ -102,11 +98,9 @@ class UnpersistedAcks:
 
     @property
     def record_bytes(self) -> int:
-        """Size of their ranges. Complexity: O(1).
-
-        While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
-        have added.
-        """
+        """Size of their ranges; O(1)."""
+        # While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
+        # have added.
         if self._as_one is not None:
             return max(ranges.record_bytes for ranges in self._alternatives())
         return self.fresh.record_bytes + self.in_flight.record_bytes
@@ -171,14 +165,8 @@ class UnpersistedAcks:
     def begin_write(
         self, deleted: DeletedRanges, *, up_to: Position, limit: PersistLimits, record_bytes_max: int | None
     ) -> None:
-        """Move the acks to be written to `in_flight`.
-
-        Args:
-            deleted: All acks above the mark-delete position.
-            up_to: Acks above it are held back.
-            limit: Ranges beyond it are cut off.
-            record_bytes_max: The most that `record_bytes` may grow to.
-        """
+        """Move the acks to be written to `in_flight`, but for those above `up_to` or beyond `limit`."""
+        # `deleted` are all acks above the mark-delete position; `record_bytes` grows to at most `record_bytes_max`.
         ready = self.fresh
         self._fresh = DeletedRanges()
         if self.nothing_held_back and up_to == EVERYTHING and limit.range_count_max is None:
@@ -234,10 +222,7 @@ class UnpersistedAcks:
             self._as_one.difference_update(self.displaced)
 
     def promotable_up_to(self, record_bytes_max: int) -> Position | None:
-        """Return the lowest end of a range such that the ranges above it take at most `record_bytes_max` bytes.
-
-        Complexity: O(log ranges) bitmap operations over one ledger's.
-        """
+        """Return the lowest end of a range such that the ranges above it take at most `record_bytes_max` bytes."""
         room = record_bytes_max
         for ledger_id, bitmap in reversed(list(self.as_one().bitmaps())):
             begins = firsts(bitmap)
@@ -277,10 +262,8 @@ class UnpersistedAcks:
     def _cut_to_limit(
         self, ready: DeletedRanges, deleted: DeletedRanges, limit: PersistLimits, record_bytes_max: int | None
     ) -> DeletedRanges:
-        """Return the ready acks that the durable state has room for, and cut off the rest.
-
-        Displaced ranges count as not durable from now on, because a failed write may still have happened.
-        """
+        """Return the ready acks that the durable state has room for, and cut off the rest."""
+        # Displaced ranges count as not durable from now on, because a failed write may still have happened.
         assert limit.range_count_max is not None
         if not self.held and limit.has_room_for(deleted):
             return ready
@@ -352,14 +335,10 @@ class UnpersistedBatches:
 
     A persist goes in two steps, `begin_write`, then `end_write`, `abandon_write` or `withdraw_write`. Each comes right
     after the same step of the entries.
-
-    Args:
-        partly: The batches that are partly acked. Its owner forgets those that the mark-delete passes.
-        entries: The acked entries that are not durable.
     """
 
     def __init__(self, partly: BatchIndexes, entries: UnpersistedAcks) -> None:
-        self._partly = partly
+        self._partly = partly  # the batches that are partly acked. Its owner forgets those that the mark-delete passes.
         self._entries = entries
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed: set[Position] = set()
@@ -398,12 +377,7 @@ class UnpersistedBatches:
         return any(position in ranges for ranges in (*self._entries.sets(), self._entries.covered))
 
     def ack(self, position: Position, unacked_words: Iterable[int]) -> tuple[bool, bool]:
-        """Ack messages of a batch; return whether these were the last, so that its entry is to be acked, and a change.
-
-        Raises:
-            ValueError: A word does not fit 64 bits.
-            TypeError: A word is not an integer.
-        """
+        """Ack messages of a batch; return whether these were the last, which acks its entry, and whether it changed."""
         before = self._partly.get(position)
         if not self._partly.ack(position, unacked_words):
             return False, self._noted(position, before)
@@ -496,39 +470,25 @@ class UnpersistedBatches:
 
 
 class Unpersisted(NamedTuple):
-    """The acks that one persist is to make durable, all of one instant.
-
-    Attributes:
-        mark_delete: The mark-delete position.
-        new: Acks above it that no durable record holds and that may be written. Not to be changed.
-        properties: The properties of the latest mark-delete.
-        batch: Partly acked batches that changed. Not to be changed.
-        acked_count: How many messages are durable once this is.
-        number: The receipt number up to which receipts are durable once this is, but for excluded acks.
-        cut_count: How many acked messages the range limit excludes.
-        batch_cut_count: How many partly acked batches the limit on batches excludes.
-    """
+    """The acks that one persist is to make durable, all of one instant."""
 
     mark_delete: Position
-    new: DeletedRanges
-    properties: Mapping[str, int]
-    batch: BatchIndexes
-    acked_count: int
-    number: int
-    cut_count: int
-    batch_cut_count: int
+    new: DeletedRanges  # acks above it that no durable record holds and that may be written; not to be changed
+    properties: Mapping[str, int]  # the properties of the latest mark-delete
+    batch: BatchIndexes  # partly acked batches that changed; not to be changed
+    acked_count: int  # how many messages are durable once this is
+    number: int  # the receipt number up to which receipts are durable once this is, but for excluded acks
+    cut_count: int  # how many acked messages the range limit excludes
+    batch_cut_count: int  # how many partly acked batches the limit on batches excludes
 
 
 @final
 class CursorAckState:
     """Acks, and the receipt numbers given for them; one call at a time, no I/O, no lock.
 
-    A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between.
-    So does a reset: `begin_reset`, then `apply_reset`. A reset that is not applied has failed, and may have happened:
+    A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between. So
+    does a reset: `begin_reset`, then `apply_reset`. A reset that is not applied has failed, and may have happened:
     until the next persist ends, the gauges of `AckView` assume the outcome that loses more.
-
-    Args:
-        ledgers: The message log's ledgers, which grow by themselves.
     """
 
     def __init__(self, ledgers: LedgerMap) -> None:
@@ -580,14 +540,7 @@ class CursorAckState:
         )
 
     def ack(self, position: Position) -> int:
-        """Ack one entry and return 1, or 0 if it was acked already.
-
-        Raises:
-            InvalidPositionError: The log does not have the entry.
-            ValueError, TypeError: An id is out of range, or not an integer.
-
-        Complexity: O(log ledgers); O(log run length) range queries more if the mark-delete moves over a run.
-        """
+        """Ack one entry and return 1, or 0 if it was acked already; O(log ledgers), unless the mark-delete moves."""
         # Every ack comes here, so what it needs is written out: each call, and each tuple that is unpacked, would show.
         if type(position) is not Position:
             position = check_position(position, entry_id_min=0)
@@ -628,11 +581,7 @@ class CursorAckState:
             self.ledgers.check_written(position)
 
     def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> tuple[Mapping[int, BitMap], int]:
-        """Ack entries of many ledgers, all or none, and return those that were new, and their number.
-
-        Raises:
-            InvalidPositionError: The log does not have one of the entries.
-        """
+        """Ack entries of many ledgers, all or none, and return those that were new, and their number."""
         new = {ledger_id: self._not_acked(ledger_id, bitmap) for ledger_id, bitmap in candidates.items()}
         for ledger_id, bitmap in new.items():
             if bitmap and bitmap.max() >= self.ledgers.entry_count(ledger_id):
@@ -646,12 +595,7 @@ class CursorAckState:
         return new, self._accept(sum(map(len, new.values())))
 
     def ack_batch(self, position: Position, unacked_words: Iterable[int]) -> tuple[int, bool]:
-        """Ack messages of a batch; return the number of newly acked entries, 1 or 0, and whether the batch changed.
-
-        Raises:
-            InvalidPositionError: The log does not have the entry.
-            ValueError, TypeError: A word does not fit 64 bits, or is not an integer.
-        """
+        """Ack messages of a batch; return the number of newly acked entries, 1 or 0, and whether the batch changed."""
         if self.is_acked(position):
             return 0, False
         self.ledgers.check_written(position)
@@ -662,11 +606,7 @@ class CursorAckState:
         return 0, changed
 
     def ack_up_to(self, position: Position) -> int:
-        """Ack every entry up to a position, included, and return how many were new.
-
-        Raises:
-            InvalidPositionError: The log does not have the position, or it is below the mark-delete position.
-        """
+        """Ack every entry up to a position, included, and return how many were new."""
         if position < self.mark_delete:
             raise InvalidPositionError(
                 f"mark-delete to {position} would go back from {self.mark_delete}; only a reset may"
@@ -686,11 +626,7 @@ class CursorAckState:
         return newly_acked
 
     def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
-        """Ack every entry below a batch and its first messages; return as `ack_batch`.
-
-        Raises:
-            As `ack_up_to` and `ack_batch`.
-        """
+        """Ack every entry below a batch and its first messages; return as `ack_batch`."""
         if position <= self.mark_delete:
             raise InvalidPositionError(
                 f"mark-delete into batch {position} would go back from {self.mark_delete}; only a reset may"
@@ -714,17 +650,8 @@ class CursorAckState:
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
     ) -> None:
-        """Start from a durable state, without acks of entries that the log has lost: no number may count these.
-
-        Args:
-            mark_delete: The mark-delete position.
-            deleted: Given away.
-            batch: Given away.
-            properties: Those of the latest mark-delete.
-
-        Raises:
-            InvalidPositionError: It reaches beyond the end of the message log.
-        """
+        """Start from a durable state, whose sets are given away, without acks of entries that the log has lost."""
+        # No number may count these. A state beyond the end of the log raises `InvalidPositionError`.
         check_within_log(CursorState(mark_delete, deleted, batch, properties), self.ledgers)
         deleted.discard_missing(self.ledgers)
         for position in [position for position in batch if position not in self.ledgers]:
@@ -738,10 +665,8 @@ class CursorAckState:
         self._changed()
 
     def begin_reset(self, mark_delete: Position) -> None:
-        """Note that a reset is about to be written: from here on it may happen, even if the write fails.
-
-        Until the next persist, which writes the state even if nothing is new, no receipt is durable.
-        """
+        """Note that a reset is about to be written: from here on it may happen, even if the write fails."""
+        # Until the next persist, which writes the state even if nothing is new, no receipt is durable.
         self.persisted_mark_delete = min(self.persisted_mark_delete, mark_delete)
         self.resets_begun.add(mark_delete)
         self._changed()
@@ -770,17 +695,10 @@ class CursorAckState:
         limits: PersistLimits = UNLIMITED,
         record_bytes_max: int | None = None,
     ) -> Unpersisted:
-        """Take all acks that are not durable, as of now, except those that must be held back or exceed a limit.
-
-        Args:
-            up_to: Acks above it are young and are held back; the mark-delete position never is.
-            limits: How much the durable state may hold.
-            record_bytes_max: The most that `AckView.unpersisted_record_bytes` may grow to. To keep to it, `up_to`
-                moves up to the end of the range that it would split, if the rest of the range took more bytes than the
-                whole; and nothing durable is displaced.
-
-        Complexity: bitmap operations over the acks that are not durable; beyond a range limit over all.
-        """
+        """Take all acks that are not durable, as of now, but for those above `up_to` or beyond a limit."""
+        # The mark-delete position is never held back. To keep `unpersisted_record_bytes` within `record_bytes_max`,
+        # `up_to` moves up to the end of the range that it would split, if the rest of the range took more bytes than
+        # the whole; and nothing durable is displaced.
         unpersisted = self.unpersisted
         unpersisted.begin_write(self.deleted, up_to=up_to, limit=limits, record_bytes_max=record_bytes_max)
         self.durable_count -= unpersisted.displaced_count
@@ -792,20 +710,14 @@ class CursorAckState:
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
-        """Return all acks above the mark-delete position, and in batches, that are durable after the persist.
-
-        To be called right after `begin_persist`.
-        """
+        """Return all acks, also in batches, that are durable after the persist; right after `begin_persist`."""
         content = self.deleted.copy()
         for ranges in (self.unpersisted.held, self.unpersisted.cut):
             content.difference_update(ranges)
         return content, self.unpersisted_batches.whole()
 
     def end_persist(self, written: Unpersisted) -> int:
-        """Count the acks that `begin_persist` returned as durable; return the change in the number of durable messages.
-
-        Negative if more messages were displaced than written.
-        """
+        """Count the acks of `begin_persist` as durable; return the change, negative if more were displaced."""
         covered = written.acked_count - self.durable_count - self.unpersisted.displaced_count
         self.durable_count = written.acked_count
         self.durable_number = written.number
@@ -863,10 +775,8 @@ class CursorAckState:
             self._advance_mark_delete()
 
     def _advance_mark_delete(self) -> None:
-        """Move the mark-delete over every acked entry that follows it, across the ends of ledgers.
-
-        Source: ``ManagedCursorImpl.setAcknowledgedPosition`` of Apache Pulsar.
-        """
+        """Move the mark-delete over every acked entry that follows it, across the ends of ledgers."""
+        # Source: ``ManagedCursorImpl.setAcknowledgedPosition`` of Apache Pulsar.
         reached = self.mark_delete
         while self.deleted and (run := self.deleted.run_containing(self.ledgers.next_valid(reached))) is not None:
             reached = Position(run.ledger_id, run.end - 1)

@@ -31,13 +31,7 @@ _COUNTERS = tuple(field.name for field in fields(PersistCounters))  # `asdict` w
 
 @final
 class EntryReader:
-    """A cursor's read position, and the entries from there on. Safe for any number of threads.
-
-    Args:
-        state: The acks.
-        lock: The cursor's.
-        check_open: Raises `CursorClosedError` if the cursor is closed.
-    """
+    """A cursor's read position, and the entries from there on. Safe for any number of threads."""
 
     def __init__(self, state: CursorAckState, *, lock: threading.RLock, check_open: Callable[[], None]) -> None:
         self._state = state
@@ -120,17 +114,11 @@ class EntryReader:
 
 
 class AcksEffect(NamedTuple):
-    """The effect of many acks at once.
+    """The effect of many acks at once."""
 
-    Attributes:
-        unpersisted_bytes: Change of `AckView.unpersisted_record_bytes`, at most; negative if it falls.
-        range_count: Change of ``DeletedRanges.range_count``.
-        entry_count: Change of the number of acked entries above the mark-delete position.
-    """
-
-    unpersisted_bytes: int
-    range_count: int
-    entry_count: int
+    unpersisted_bytes: int  # change of `AckView.unpersisted_record_bytes`, at most; negative if it falls
+    range_count: int  # change of ``DeletedRanges.range_count``
+    entry_count: int  # change of the number of acked entries above the mark-delete position
 
 
 class AckView:
@@ -138,16 +126,12 @@ class AckView:
 
     After a reset that failed, and until the next persist, a recovery may find the cursor reset or not. The gauges then
     assume the outcome that loses more, at a cost of O(containers of the bitmaps) instead of O(1).
-
-    Args:
-        state: The acks.
-        lock: The cursor's, to be held for several answers of one instant; None if no other thread uses the state.
     """
 
     def __init__(self, state: CursorAckState, lock: threading.RLock | None = None) -> None:
         self._state = state
         self._ledgers = state.ledgers
-        self._lock = lock or threading.RLock()
+        self._lock = lock or threading.RLock()  # held for several answers of one instant
 
     @property
     def batch(self) -> BatchIndexes:

@@ -47,25 +47,15 @@ class AckRefusedError(AckStateError):
 
 
 class Sent(NamedTuple):
-    """A message in flight.
+    """A message in flight."""
 
-    Attributes:
-        consumer: The consumer that has it.
-        key: The key that assigns it to a consumer; None if any may have it.
-        delivery_count: How often it was sent, this time included.
-        message_count: How many messages of the entry are not acked.
-        record_bytes: The bytes reserved for its ack, of the limit on un-persisted ack records.
-        range_count: The ranges reserved for its ack: 1 or 0.
-        is_covered: Whether the worst case of its ack is reserved.
-    """
-
-    consumer: str
-    key: bytes | None = None
-    delivery_count: int = 1
-    message_count: int = 1
-    record_bytes: int = 0
-    range_count: int = 0
-    is_covered: bool = False
+    consumer: str  # the consumer that has it
+    key: bytes | None = None  # the key that assigns it to a consumer; None if any may have it
+    delivery_count: int = 1  # how often it was sent, this time included
+    message_count: int = 1  # how many messages of the entry are not acked
+    record_bytes: int = 0  # the bytes reserved for its ack, of the limit on un-persisted ack records
+    range_count: int = 0  # the ranges reserved for its ack: 1 or 0
+    is_covered: bool = False  # whether the worst case of its ack is reserved
 
 
 class Reservations(Protocol):
@@ -187,10 +177,8 @@ class Deliveries:
         return sent
 
     def complete_all(self, positions: Sequence[Position], entries: Mapping[int, BitMap]) -> list[tuple[Position, Sent]]:
-        """Forget messages, as `complete` each, and return those that were in flight; `entries` has them by ledger.
-
-        A third of the time of single calls, which acks in lists need.
-        """
+        """Forget messages, and return those that were in flight; `entries` has them by ledger."""
+        # A third of the time of single calls of `complete`, which acks in lists need.
         take, of, unacked_of = self._sent.pop, self._of, self._unacked_of
         completed = [(position, sent) for position in positions if (sent := take(position, None)) is not None]
         for ledger_id, each in entries.items():
@@ -468,12 +456,10 @@ class Admission:
         keys: Sequence[bytes | None] | bytes | None,
         now_ms: int,
     ) -> int:
-        """Note messages as sent for the first time: as many of the first ones as the rules have room for now.
-
-        Young acks are persisted early for the first message only, and only that one closes a rule. So another call for
-        the rest of them has the result that a call for each message would have. Returns how many were sent; 0 if a rule
-        holds new messages back.
-        """
+        """Note messages as sent for the first time: as many of the first ones as the rules have room for now."""
+        # Young acks are persisted early for the first message only, and only that one closes a rule. So another call
+        # for the rest of them has the result that a call for each message would have. Returns how many were sent; 0 if
+        # a rule holds new messages back.
         gate = self.gate
         if gate is None:
             self._sent.add(consumer, positions, _first_deliveries(consumer, keys, message_counts, None))
@@ -541,13 +527,9 @@ class Admission:
     # Acks
 
     def room_for(self, positions: Sequence[Position], *, now_ms: int) -> AbstractContextManager[None]:
-        """Return a context in which acks of messages exceed no limit, and no persist takes the room that they need.
-
-        Entering it raises `AckRefusedError` if too little is reserved for one of the acks, they would exceed a limit
-        together, and a persist made no room; and `CursorFencedError` if another owner has the cursor.
-
-        Complexity: O(messages); with one for which too little is reserved, O(bytes of the bitmaps of all acks), too.
-        """
+        """Return a context in which acks of messages exceed no limit, and no persist takes the room that they need."""
+        # Entering it raises `AckRefusedError` if too little is reserved for one of the acks, they would exceed a limit
+        # together, and a persist made no room. O(messages); with such a one O(bytes of the bitmaps of all acks), too.
         if self.gate is None:
             return _NOTHING_TO_CHECK
         sent = list(map(self._sent.get, positions))

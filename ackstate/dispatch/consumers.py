@@ -61,10 +61,7 @@ class Permits:
                 del self._lines[priority]
 
     def first(self, *, besides: Container[str] = ()) -> str | None:
-        """Return the consumer with permits whose turn it is: the first in the line of the lowest priority number.
-
-        Complexity: O(1), and O(consumers passed over).
-        """
+        """Return the consumer with permits whose turn it is: the first in the line of the lowest priority number."""
         for line in self._lines.values():
             for name in line:
                 if name not in besides:
@@ -195,10 +192,8 @@ class Consumers:
         self._slot_owners.clear()
 
     def sticky_key(self, position: Position, key: bytes | None) -> bytes | None:
-        """Return the key that assigns a message to a consumer and orders it; None if any may have it, in any order.
-
-        That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
-        """
+        """Return the key that assigns a message to a consumer and orders it; None if any may have it, in any order."""
+        # That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
         if not self.needs_keys:
             return _EVERYTHING if self.kind.is_single_active else None
         return _key_of(position) if key is None else key
@@ -213,10 +208,7 @@ class Consumers:
         return cast("list[bytes]", keys)
 
     def hold_keys(self, consumer: str, keys: Sequence[bytes]) -> None:
-        """Note that a message of each key was sent to a consumer, which receives the next ones of these keys as well.
-
-        No other consumer has a message of one of them.
-        """
+        """Note that a consumer, and no other, was sent a message of each key: it receives the next ones, too."""
         self._holders.update(zip(keys, repeat(consumer)))
         self._held.update(keys)
 
@@ -244,11 +236,9 @@ class Consumers:
         return [holder_of(key) or owner_of(key) for key in keys]  # type: ignore[arg-type] # no key has no holder
 
     def owner(self, key: bytes | None) -> str:
-        """Return the owner of a key: the consumer that has messages of it, else the winner of its slot; else `ANYONE`.
-
-        Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that a
-        consumer that comes or goes moves only its own slots.
-        """
+        """Return the owner of a key: the consumer with messages of it, else the winner of its slot, else `ANYONE`."""
+        # Each slot goes to the consumer that comes first in an order of the slot's own (rendezvous hashing), so that a
+        # consumer that comes or goes moves only its own slots.
         if key is None or not self._names or not self.needs_keys:
             return ANYONE
         holder = self._holders.get(key)

@@ -41,24 +41,18 @@ SAMPLE_COUNT_MAX = 64
 class HoleReason(StrEnum):
     """Why the entries of a hole are not acked."""
 
-    IN_FLIGHT = "in flight"
-    """A consumer has them."""
+    IN_FLIGHT = "in flight"  # a consumer has them
 
-    DELAYED = "delayed"
-    """They are not due yet."""
+    DELAYED = "delayed"  # they are not due yet
 
-    NACKED = "nacked"
-    """A consumer gave them back."""
+    NACKED = "nacked"  # a consumer gave them back
 
     NEVER_DELIVERED = "never delivered"
-    OWNER_GONE = "owner gone"
-    """The consumer that had them closed."""
+    OWNER_GONE = "owner gone"  # the consumer that had them closed
 
-    DATA_LOST = "data lost"
-    """The message log cannot read them: no one will ever ack them."""
+    DATA_LOST = "data lost"  # the message log cannot read them: no one will ever ack them
 
-    UNKNOWN = "not acked"
-    """Only the running broker has the reason."""
+    UNKNOWN = "not acked"  # only the running broker has the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +100,8 @@ class Look(NamedTuple):
 
 
 def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
-    """Return the hole that holds back the mark-delete position, then those that cost most, ties by position.
-
-    All of `found`, which is in order of position, is consumed, so that the holes can be counted, if `top` is above 0.
-    """
+    """Return the hole that holds back the mark-delete position, then those that cost most, ties by position."""
+    # All of `found`, which is in order of position, is consumed, so that the holes can be counted, if `top` is above 0.
     if top < 1:
         return []
     lowest: list[AckHole] = []
@@ -191,45 +183,23 @@ def _sample(hole: AckHole) -> list[Position]:
 
 @dataclass(frozen=True, slots=True)
 class StoredHoles:
-    """A cursor as an open would find it, and the holes in it.
+    """A cursor as an open would find it, and the holes in it."""
 
-    Attributes:
-        mark_delete: Every entry up to it, included, is acked.
-        backlog: Entries of the log that are not acked; None if the store does not hold the topic's message log.
-        range_count: Individually deleted ranges.
-        record_bytes: Their size as Pulsar would write them.
-        hole_count: How many holes there are.
-        holes: First the one that holds back the mark-delete position, then the costliest; among equals, the lower one
-            first.
-    """
-
-    mark_delete: Position
+    mark_delete: Position  # every entry up to it, included, is acked
+    # Entries of the log that are not acked; None if the store does not hold the topic's message log.
     backlog: int | None
-    range_count: int
-    record_bytes: int
-    hole_count: int
+    range_count: int  # individually deleted ranges
+    record_bytes: int  # their size as Pulsar would write them
+    hole_count: int  # how many holes there are
+    # First the one that holds back the mark-delete position, then the costliest; among equals, the lower one first.
     holes: tuple[HoleReport, ...]
 
 
 def explain_stored(content: CursorState, log: ReadableLog | None, *, top: int, now_ms: int) -> StoredHoles:
-    """Explain the holes of a stored cursor, read as an open would read it; nothing is written.
-
-    A ledger that has acks but is not in the log counts as one that ends with its last acked entry; its unacked entries
-    are lost. Without a log all ledgers count like that, and nothing is known to be lost.
-
-    Args:
-        content: The state that a recovery begins with, as `CursorInspection.content` has it. Not changed.
-        log: The messages of the cursor's topic, if the store holds them.
-        top: The most holes to return; 1 or more.
-        now_ms: The present.
-
-    Raises:
-        ValueError: `top` is below 1.
-        InvalidPositionError: The state reaches beyond the end of the log.
-        StoreError: The storage failed.
-
-    Complexity: O(holes), and reading some messages of each that is returned.
-    """
+    """Explain the `top` (1 or more) costliest holes of a stored cursor, as an open would read it; writes nothing."""
+    # a ledger that has acks but is not in the log counts as one that ends with its last acked entry; its unacked
+    # entries are lost. Without a log all ledgers count like that, and nothing is known to be lost.
+    # `InvalidPositionError`: the state reaches beyond the end of the log.
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     known = {} if log is None else log.ledgers.counts()
@@ -242,7 +212,7 @@ def explain_stored(content: CursorState, log: ReadableLog | None, *, top: int, n
     state = _state(content, ledgers)
     found = holes(state.deleted, ledgers, state.mark_delete)
     if log is not None and assumed:
-        # A broker cannot ack in a ledger that the log does not have: its mark-delete position moves past it once
+        # a broker cannot ack in a ledger that the log does not have: its mark-delete position moves past it once
         # everything below is acked.
         lost = _state(content, with_assumed)
         all_holes = holes(lost.deleted, with_assumed, lost.mark_delete)
@@ -365,10 +335,7 @@ def explain_blocks(
     consumers: Sequence[str],
     top: int,
 ) -> tuple[BlockReason, ...]:
-    """Explain each rule that is closed, those of single consumers last: the cause, and the acks that would open it.
-
-    Complexity: O(holes) for a limit on the ack state.
-    """
+    """Explain each rule that is closed, those of single consumers last: the cause, and the acks that would open it."""
     gate, view, unacked_of = admission.gate, admission.cursor.view, admission.deliveries.unacked_of
     if gate is None:
         return ()

@@ -38,21 +38,14 @@ _JITTER_MS_MAX = 1_000  # The clocks of callers in several threads may differ by
 
 
 class Waiting(NamedTuple):
-    """The state of a waiting message.
+    """The state of a waiting message."""
 
-    Attributes:
-        reason: NACKED, OWNER_GONE, DELAYED (it is due now), NEVER_DELIVERED (read ahead of its turn), or DATA_LOST.
-        delivery_count: How often it was sent.
-        key: The key that assigns it to a consumer; None if any may have it.
-        consumer: The consumer that had it last.
-        until_ms: It is not sent before this time; 0 for at once.
-    """
-
+    # NACKED, OWNER_GONE, DELAYED (it is due now), NEVER_DELIVERED (read ahead of its turn), or DATA_LOST.
     reason: HoleReason
-    delivery_count: int = 0
-    key: bytes | None = None
-    consumer: str = ""
-    until_ms: int = 0
+    delivery_count: int = 0  # how often it was sent
+    key: bytes | None = None  # the key that assigns it to a consumer; None if any may have it
+    consumer: str = ""  # the consumer that had it last
+    until_ms: int = 0  # it is not sent before this time; 0 for at once
 
 
 @final
@@ -113,10 +106,8 @@ class ReplayQueue:
         return self._in_order
 
     def ready_for(self, owner: str) -> PositionSet:
-        """Return the messages that an owner may have now: to be read, not changed.
-
-        A set that is not empty follows each put and take until consumers are opened or closed; call again after that.
-        """
+        """Return the messages that an owner may have now: to be read, not changed."""
+        # A set that is not empty follows each put and take until consumers are opened or closed; call again after that.
         return self._ready.get(owner, _NONE)
 
     def put(self, position: Position, waiting: Waiting) -> None:
@@ -182,12 +173,8 @@ class ReplayQueue:
         return waiting
 
     def follow_clock(self, *, now_ms: int) -> None:
-        """Note the time. If the clock was set back, so are the times that messages wait for: no wait becomes longer.
-
-        A step back of at most a second is ignored: it may be the difference between two callers.
-
-        Complexity: O(1); O(messages that wait for a time) after a step back.
-        """
+        """Note the time. If the clock was set back, so are the times that messages wait for: no wait becomes longer."""
+        # A step back of at most a second is ignored: it may be the difference between two callers.
         back_ms = 0 if self._latest_ms is None else self._latest_ms - now_ms
         if back_ms <= 0 or back_ms > _JITTER_MS_MAX:
             self._latest_ms = now_ms
@@ -703,10 +690,7 @@ class UnackedMessages:
         return unsent
 
     def notice_acks_elsewhere(self) -> None:
-        """Remove queued messages that were acked with the cursor itself, past the subscription.
-
-        Complexity: O(1) if there was none, else O(containers of the queue + queued messages that were acked).
-        """
+        """Remove queued messages that were acked with the cursor itself, past the subscription."""
         acked_count = self._cursor.view.acked_count
         if self._acked_count == acked_count:
             return

@@ -34,12 +34,7 @@ class ReadableLog(Protocol):
         ...
 
     def read(self, positions: Sequence[Position]) -> Iterator[Message]:
-        """Yield the messages at positions, in their order.
-
-        Raises:
-            LedgerNotFoundError: A message does not exist.
-            CorruptStateError: A message cannot be decoded.
-        """
+        """Yield the messages at positions, in order; else `LedgerNotFoundError` or `CorruptStateError`."""
         ...
 
 
@@ -99,22 +94,12 @@ class StartTime(NamedTuple):
 
 
 def start_position(log: ReadableLog, start: Start | StartTime | Position) -> Position:
-    """Return the position that is read first. It need not be in the log: the next entry that is takes its place.
-
-    A time is found by bisection, so publish times should rise along the log. Where they do not, as with producers whose
-    clocks differ, the result is a message at or after the time that follows one before it; messages at or after the
-    time may come before it, and earlier ones after it.
-
-    Raises:
-        TypeError: It is none of these.
-        ValueError: An id is out of range.
-        StoreError, CorruptStateError: A message cannot be read.
-
-    Complexity: O(1); for a time, reading O(log entries) messages.
-
-    Source: ``PersistentSubscription.resetCursor`` and ``PersistentMessageFinder`` of Apache Pulsar, which starts after
-    the newest message before the time.
-    """
+    """Return the position that is read first. It need not be in the log: the next entry that is takes its place."""
+    # A time is found by bisection, so publish times should rise along the log. Where they do not, as with producers
+    # whose clocks differ, the result is a message at or after the time that follows one before it; messages at or after
+    # the time may come before it, and earlier ones after it.
+    # Source: ``PersistentSubscription.resetCursor`` and ``PersistentMessageFinder`` of Apache Pulsar, which starts
+    # after the newest message before the time.
     ledgers = log.ledgers
     if start is Start.EARLIEST:
         return ledgers.next_valid(ledgers.first_position)
@@ -191,10 +176,8 @@ class DeadLetterPolicy:
 
 
 def dead_letter(delivery: Delivery, *, topic: str, subscription: str) -> Message:
-    """Return the message that is published for a dead letter of a subscription.
-
-    Source: ``ConsumerImpl.getPropertiesMap`` of Apache Pulsar.
-    """
+    """Return the message that is published for a dead letter of a subscription."""
+    # Source: ``ConsumerImpl.getPropertiesMap`` of Apache Pulsar.
     message = delivery.message
     origin = {"REAL_TOPIC": topic, "REAL_SUBSCRIPTION": subscription, "ORIGIN_MESSAGE_ID": str(delivery.position)}
     return Message(

@@ -229,11 +229,9 @@ class Dispatcher:
             self._may_send_more |= min(self._delayed.next_due_ms, default=now_ms + 1) <= now_ms
 
     def _admits_new(self) -> bool:
-        """Return whether no limit of the ack state keeps new messages back, after a persist of young acks if one does.
-
-        If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters once
-        it has room.
-        """
+        """Return whether no limit of the ack state keeps new messages back, not even after young acks are persisted."""
+        # If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters
+        # once it has room.
         has_unread = self._cursor.reader.has_unread
         if has_unread:
             self._admission.promote_young(now_ms=self._now_ms)
@@ -446,10 +444,8 @@ class Dispatcher:
         return shares, others
 
     def _read_unread(self, count: int, *, last: Position | None = None) -> list[tuple[Position, Message]]:
-        """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait.
-
-        After an error the reader is where it was.
-        """
+        """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait."""
+        # After an error the reader is where it was.
         reader, now_ms = self._cursor.reader, self._now_ms
         before = self._cursor.read_position
         with self._delayed.reading(before):

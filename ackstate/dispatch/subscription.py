@@ -660,10 +660,8 @@ class Subscription:
             self._dispatcher.withdraw()
 
     def _hand_over_by(self, begin: Callable[[Delivery], object]) -> DeadLetterPolicy | None:
-        """From now on only begin to hand a dead letter over, with locks held; return the policy, None without one.
-
-        Whoever is called calls `_hand_over_ended` or `_hand_over_failed` later.
-        """
+        """From now on only begin to hand a dead letter over, with locks held; return the policy, None without one."""
+        # Whoever is called calls `_hand_over_ended` or `_hand_over_failed` later.
 
         def hand_over(delivery: Delivery, _: int) -> bool:
             begin(delivery)
@@ -674,12 +672,8 @@ class Subscription:
             return self._dispatcher.dead_letters
 
     def _hand_over_ended(self, delivery: Delivery, *, now_ms: int) -> None:
-        """Ack a dead letter that was handed over, unless a seek came since.
-
-        Raises:
-            AckRefusedError: The ack would exceed a limit: the dead letter will be handed over once more.
-            CursorClosedError: The cursor is closed.
-        """
+        """Ack a dead letter that was handed over, unless a seek came since."""
+        # `AckRefusedError`: the ack would exceed a limit, and the dead letter will be handed over once more.
         with self._lock:
             if self._dispatcher.begun.get(delivery.position) is delivery:
                 del self._dispatcher.begun[delivery.position]

@@ -75,12 +75,7 @@ class VersionMismatchError(StoreError):
 
 
 class DamagedValueError(CorruptStateError):
-    """A metadata value is damaged; it can be replaced or deleted at its version.
-
-    Args:
-        error: The damage.
-        version: The version of the value.
-    """
+    """A metadata value is damaged; it can be replaced or deleted at its `version`."""
 
     def __init__(self, error: CorruptStateError, version: int) -> None:
         super().__init__(error.what, offset=error.offset, expected=error.expected, found=error.found)
@@ -372,16 +367,9 @@ THREADS_MAX = 64
 def call_each(
     call: Callable[[_Item], _Result], items: Sequence[_Item], executor: Executor | None = None
 ) -> list[_Result | AckStateError]:
-    """Call a function with each item, in threads, so that their writes share syncs; a single one in this thread.
-
-    Args:
-        call: What one sequence of writes does.
-        items: Of sequences that do not depend on each other.
-        executor: Runs them; None for a pool of `THREADS_MAX` threads that lives for this call.
-
-    Returns:
-        For each, in order, the result or the `AckStateError`. Any other error is raised, when all calls are over.
-    """
+    """Call a function with each item, in threads, so that writes share syncs; return results or errors in order."""
+    # Without an executor, in a pool that lives for this call. An error that is no `AckStateError` is raised once all
+    # calls are over.
 
     def outcome(item: _Item) -> _Result | AckStateError:
         try:

@@ -95,17 +95,13 @@ _UNCONFIRMED_MAX = 10_000
 class EntryKind(IntEnum):
     """The place of an entry in its batch, the entries of one append."""
 
-    CONTINUED = 1
-    """Another entry of the same batch follows."""
-    END = 2
-    """It ends its batch."""
+    CONTINUED = 1  # another entry of the same batch follows
+    END = 2  # it ends its batch
 
 
 def encode_batch(payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of a batch as BookKeeper stores them.
-
-    Only the last one ends the batch, so that a batch whose end was never written can be recognised and cut off.
-    """
+    """Return the entries of a batch as BookKeeper stores them."""
+    # Only the last one ends the batch, so that a batch whose end was never written can be recognised and cut off.
     last = len(payloads) - 1
     return [
         _HEADER.pack(_ENTRY_VERSION, EntryKind.CONTINUED if index < last else EntryKind.END, index) + payload
@@ -114,16 +110,7 @@ def encode_batch(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_entry(data: bytes, what: str) -> tuple[bytes, int | None]:
-    """Return the payload of an entry, and its index in its batch if more entries of the batch follow.
-
-    Args:
-        data: Its bytes in BookKeeper.
-        what: Its name in errors.
-
-    Raises:
-        CorruptStateError: It is not an entry of ours.
-        UnsupportedVersionError: Another release wrote it.
-    """
+    """Return the payload of an entry, and its index in its batch if more entries of the batch follow."""
     if len(data) < _HEADER.size:
         raise CorruptStateError(
             what, offset=len(data), expected=f"at least {_HEADER.size} bytes", found=f"{len(data)} bytes"
@@ -139,13 +126,10 @@ def decode_entry(data: bytes, what: str) -> tuple[bytes, int | None]:
 
 
 class LedgerRegistry(Protocol):
-    """The names and owners of ledgers: ours, or Pulsar's.
+    """The names and owners of ledgers: ours, or Pulsar's."""
 
-    Attributes:
-        has_batch_marks: Whether entries are those of `encode_batch`. In Pulsar's layout an entry is the caller's bytes,
-            so that a crash may leave a part of an append; there each entry is a whole state.
-    """
-
+    # Whether entries are those of `encode_batch`. In Pulsar's layout an entry is the caller's bytes, so that a crash
+    # may leave a part of an append; there each entry is a whole state.
     has_batch_marks: bool
 
     def check_usable(self) -> None:
@@ -196,13 +180,7 @@ class _Writer:
 
 @final
 class BookKeeperLedgers(LedgerStore):
-    """The ledgers of one store; thread-safe. An id is above every one that was returned before `create` was called.
-
-    Args:
-        client: The client of BookKeeper.
-        replication: Replication of new ledgers, and the password and checksum of all.
-        registry: Their names and owners.
-    """
+    """The ledgers of one store; thread-safe. An id is above every one that was returned before `create` was called."""
 
     def __init__(self, client: BookKeeperClient, replication: Replication, registry: LedgerRegistry) -> None:
         self._client, self._replication, self._registry = client, replication, registry
@@ -291,10 +269,8 @@ class BookKeeperLedgers(LedgerStore):
         return self._registry.owners()
 
     def seal(self) -> None:
-        """Close the ledgers of this opening, as far as BookKeeper answers, so that no reader needs to recover them.
-
-        Nothing can be appended to them afterwards. No-op for those that another process has taken over.
-        """
+        """Close the ledgers of this opening, as far as BookKeeper answers, so that no reader needs to recover them."""
+        # Nothing can be appended to them afterwards. No-op for those that another process has taken over.
         writers = list(self._writers.values())
         for writer in writers:
             writer.is_open = False
@@ -410,10 +386,8 @@ class BookKeeperLedgers(LedgerStore):
                 self._client.close_ledger(opened.handle)
 
     def _recovered_last(self, ledger_id: int) -> int:
-        """Fence a ledger, and return its last entry for ever.
-
-        That yields every entry that was ever confirmed to its writer, and perhaps some that were not.
-        """
+        """Fence a ledger, and return its last entry for ever."""
+        # That yields every entry that was ever confirmed to its writer, and perhaps some that were not.
         try:
             opened = self._client.open_and_fence(ledger_id, self._replication).wait()
         except LedgerNotFoundError as error:
@@ -438,11 +412,7 @@ class BookKeeperLedgers(LedgerStore):
         return last if index is None else last - 1 - index
 
     def _entries(self, ledger_id: int, handle: int, first: int, end: int) -> Iterator[tuple[bytes, int | None]]:
-        """Yield entries, confirmed or not, each with its index in its append if the end of that is in a later one.
-
-        Raises:
-            LedgerNotFoundError: One of them does not exist.
-        """
+        """Yield entries, confirmed or not, each with its index in its append if the end of that is in a later one."""
         count = _FIRST_READ_ENTRIES
         while first < end:
             entries = self._client.read_unconfirmed(handle, first, min(first + count, end)).wait()
@@ -454,14 +424,9 @@ class BookKeeperLedgers(LedgerStore):
             count = min(2 * count, _READ_ENTRIES_MAX) if fits else max(1, count // 4)
 
     def _last_readable(self, ledger_id: int, handle: int) -> int:
-        """Return the last entry of a ledger that can be read, confirmed or not; -1 if there is none.
-
-        BookKeeper confirms an entry to readers with the next one. At least every entry that was acknowledged to the
-        writer before the call can be read.
-
-        Raises:
-            StoreError: Bookies that do not answer may have a further entry.
-        """
+        """Return the last entry that can be read, confirmed or not; -1 if there is none."""
+        # BookKeeper confirms an entry to readers with the next one. Every entry that was acknowledged to the writer
+        # before can be read. `StoreError`: bookies that do not answer may have a further entry.
         ledger = self._metadata(ledger_id)
         if ledger.last_entry_id is not None:
             return ledger.last_entry_id
@@ -502,12 +467,6 @@ class LedgerNodes:
     A ledger has a node with its owner, and one below its owner. While it is created or deleted in BookKeeper, it has
     neither, but one below `GARBAGE`: so a crash leaves no ledger that nothing names, and every ledger that is named
     exists, unless BookKeeper has lost it.
-
-    Args:
-        session: The session with ZooKeeper.
-        client: The client of BookKeeper.
-        replication: Replication of new ledgers.
-        root: The path of the store, for the ledgers' metadata.
     """
 
     has_batch_marks = True

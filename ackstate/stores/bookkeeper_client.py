@@ -102,41 +102,24 @@ class Replication:
 
 
 class OpenLedger(NamedTuple):
-    """A handle of a ledger in the child.
+    """A handle of a ledger in the child."""
 
-    Attributes:
-        handle: Its number, for the methods of the client.
-        ledger_id: The ledger.
-        last_confirmed: The last entry that was confirmed when it was opened, -1 if there is none.
-    """
-
-    handle: int
+    handle: int  # its number, for the methods of the client
     ledger_id: int
-    last_confirmed: int
+    last_confirmed: int  # the last entry that was confirmed when it was opened, -1 if there is none
 
 
 class LedgerMetadata(NamedTuple):
-    """The metadata of a ledger.
+    """The metadata of a ledger."""
 
-    Attributes:
-        ack_quorum: The number of bookies that sync each entry.
-        last_entry_id: The last entry of a closed ledger, -1 if it is empty; None for an open one.
-        ensemble: The bookies that store its last entries.
-        custom_metadata: Values of the application, by name.
-    """
-
-    ack_quorum: int
-    last_entry_id: int | None
-    ensemble: Sequence[str]
-    custom_metadata: Mapping[str, bytes]
+    ack_quorum: int  # the number of bookies that sync each entry
+    last_entry_id: int | None  # the last entry of a closed ledger, -1 if it is empty; None for an open one
+    ensemble: Sequence[str]  # the bookies that store its last entries
+    custom_metadata: Mapping[str, bytes]  # values of the application, by name
 
 
 class BookKeeperError(StoreError):
-    """BookKeeper refused a call.
-
-    Attributes:
-        code: BookKeeper's number of the error, ``BKException.Code``.
-    """
+    """BookKeeper refused a call; `code` is its ``BKException.Code``."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"BookKeeper: {message} (code {code})")
@@ -153,11 +136,7 @@ def error_of(code: int, message: str) -> StoreError:
 
 
 def find_jars(class_path: str | None) -> list[str]:
-    """Return the jars of a class path, or of the environment's.
-
-    Raises:
-        StoreError: There is none; the message lists the settings.
-    """
+    """Return the jars of a class path, or of the environment's; `StoreError` if there is none."""
     pulsar_home = os.environ.get(_PULSAR_HOME_VARIABLE)
     from_pulsar = str(Path(pulsar_home, "lib")) if pulsar_home else ""
     found = class_path or os.environ.get(CLASS_PATH_VARIABLE) or from_pulsar
@@ -190,15 +169,7 @@ class Reply(Future[_Result]):
         self._deadline_s = time.monotonic() + timeout_s
 
     def wait(self) -> _Result:
-        """Return the result.
-
-        Raises:
-            LedgerFencedError: The ledger was recovered by another client; the append did not happen.
-            LedgerNotFoundError: There is no such ledger or entry.
-            BookKeeperError: BookKeeper refused the call for another reason; the message names the bookies that do not
-                answer.
-            StoreError: The child died, or there was no reply in time; it is unknown whether the call happened.
-        """
+        """Return the result, or raise the error; after a `StoreError` it is unknown whether the call happened."""
         try:
             return self.result(max(0.0, self._deadline_s - time.monotonic()))
         except TimeoutError:
@@ -214,23 +185,7 @@ class Reply(Future[_Result]):
 
 @final
 class BookKeeperClient:
-    """A client of one cluster; thread-safe.
-
-    Args:
-        metadata_uri: The cluster, such as ``zk+null://host1:2181;host2:2181/ledgers``.
-        class_path: Jars, and folders of jars, separated as in Java. None takes the environment's
-            ``ACKSTATE_BOOKKEEPER_CLASSPATH``, or Pulsar's ``lib`` in ``PULSAR_HOME``.
-        jvm_options: The options of the virtual machine, such as its largest heap.
-        settings: Properties of BookKeeper's ``ClientConfiguration`` by name, such as ``addEntryTimeoutSec``.
-        call_timeout_s: How long a call waits for its reply before the child is ended. BookKeeper's own time-outs should
-            be shorter. The start of Java may take longer.
-
-    Attributes:
-        entry_bytes_max: The size of the largest entry.
-
-    Raises:
-        StoreError: JPype, Java or BookKeeper's client is missing, or the cluster does not answer.
-    """
+    """A client of one cluster, such as ``zk+null://host1:2181;host2:2181/ledgers``; thread-safe."""
 
     def __init__(
         self,
@@ -247,6 +202,8 @@ class BookKeeperClient:
         if find_spec("jpype") is None:
             raise StoreError("a BookKeeper client needs JPype: pip install 'ackstate[bookkeeper]'")
         all_settings = {**_SETTINGS, **(settings or {}), "metadataServiceUri": metadata_uri}
+        # How long a call waits for its reply before the child is ended. BookKeeper's own time-outs should be shorter.
+        # The start of Java may take longer.
         self.call_timeout_s = call_timeout_s
         self.entry_bytes_max = int(all_settings[_FRAME_SIZE_SETTING]) - _FRAME_ROOM_BYTES
         self._name = metadata_uri
@@ -283,13 +240,7 @@ class BookKeeperClient:
     def create(
         self, replication: Replication, *, ledger_id: int | None, custom_metadata: Mapping[str, bytes]
     ) -> Reply[OpenLedger]:
-        """Create a ledger, open for appends.
-
-        Args:
-            replication: Its bookies, checksum and password.
-            ledger_id: A reserved id; None for any.
-            custom_metadata: Values of the application.
-        """
+        """Create a ledger, open for appends; `ledger_id` is a reserved id, or None for any."""
         quorum = (replication.ensemble_size, replication.write_quorum, replication.ack_quorum)
         secrets = (replication.digest_type, replication.password)
         return self._call(_open_ledger, "create", ledger_id, quorum, *secrets, dict(custom_metadata))
@@ -303,13 +254,9 @@ class BookKeeperClient:
         return self._call(_open_ledger, "open", ledger_id, False, replication.digest_type, replication.password)
 
     def append(self, entries: Sequence[tuple[int, bytes]]) -> Reply[list[int | StoreError]]:
-        """Append entries to any ledgers, each by the number of its handle, all in one request.
-
-        Each entry has its own outcome: its entry id, or an error. If an append to a ledger fails, so do all later ones.
-
-        Raises:
-            PayloadTooLargeError: An entry exceeds `entry_bytes_max`; nothing was sent. A bookie would drop it silently.
-        """
+        """Append entries to any ledgers, by handle, in one request; the outcome of each is its entry id or an error."""
+        # If an append to a ledger fails, so do all later ones. An entry above `entry_bytes_max` is refused before
+        # anything is sent, because a bookie would drop it silently.
         largest = max((len(entry) for _, entry in entries), default=0)
         if largest > self.entry_bytes_max:
             raise PayloadTooLargeError(
@@ -319,11 +266,7 @@ class BookKeeperClient:
         return self._call(_append_outcomes, "append", list(entries))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int | StoreError]:
-        """Append any number of entries, in requests of which a few are under way at once; return their outcomes.
-
-        Raises:
-            StoreError: It is unknown which entries were appended.
-        """
+        """Append any number of entries, a few requests at once, and return their outcomes; `StoreError` if unknown."""
         outcomes: list[int | StoreError] = []
         under_way: deque[Reply[list[int | StoreError]]] = deque()
         for request in _requests(entries):
@@ -335,17 +278,12 @@ class BookKeeperClient:
         return outcomes
 
     def last_confirmed(self, handle: int) -> Reply[int]:
-        """Return the last entry that every reader may see, -1 if there is none.
-
-        While its writer is open, this may be older than the last acknowledged append.
-        """
+        """Return the last entry that every reader may see, -1 if there is none."""
+        # While its writer is open, this may be older than the last acknowledged append.
         return self._call(int, "last_confirmed", handle)
 
     def read_unconfirmed(self, handle: int, first: int, end: int) -> Reply[list[bytes]]:
-        """Return the entries from `first` (included) to `end` (excluded), which must be above `first`.
-
-        They may be entries that are not confirmed to readers yet.
-        """
+        """Return entries from `first` (included) to `end` (excluded), above `first`, perhaps unconfirmed ones."""
         return self._call(list, "read_unconfirmed", handle, first, end - 1)
 
     def close_ledger(self, handle: int) -> Reply[None]:
@@ -361,11 +299,7 @@ class BookKeeperClient:
         return self._call(_nothing, "delete", ledger_id)
 
     def destroy(self, ledger_id: int, replication: Replication) -> None:
-        """Delete a ledger so that no process can append to it afterwards; no-op if there is none.
-
-        Raises:
-            StoreError: The cluster does not answer.
-        """
+        """Delete a ledger so that no process can append to it afterwards; no-op if there is none."""
         with suppress(LedgerNotFoundError):
             if self.metadata(ledger_id).wait().last_entry_id is None:
                 # The writer would not notice the deletion.

@@ -1,14 +1,12 @@
 """Runs BookKeeper's Java client: the child process of `BookKeeperClient`. It imports nothing else of this library.
 
 python -P bookkeeper_java.py NUMBER, that of an open socket. A request is ``(number, operation, arguments)``, a reply
-``(number, True, result)`` or ``(number, False, (code, message))``. They travel in lists, because many appends end at
-the same time, and marshalled, in the frames of `multiprocessing.connection`. Both processes run the same Python, so
-marshal's format is the same; it is faster than pickle, and has no classes. The process ends when the requests end,
-which they do when the parent closes the socket or dies.
+``(number, True, result)`` or ``(number, False, (code, message))``; both travel in lists, marshalled, in the frames of
+`multiprocessing.connection`: both processes run the same Python, and marshal is faster than pickle, without classes.
+The process ends when the requests end, as the parent closes the socket or dies.
 
-The main thread reads requests and calls only asynchronous methods of BookKeeper's client, so that one slow ledger does
-not delay the others. Java completes appends into a queue of its own, which a thread here drains: a call from Java into
-Python for each append would cost more than the append. There is no Java code of ours.
+The main thread calls only asynchronous methods, so that one slow ledger does not delay the others. Java completes
+appends into a queue of its own, which a thread drains: a call from Java into Python for each would cost more than it.
 """
 
 from __future__ import annotations
@@ -61,11 +59,7 @@ class JavaUnavailableError(Exception):
 
 
 def start_java(class_path: Sequence[str], options: Sequence[str]) -> None:
-    """Start the virtual machine of this process.
-
-    Raises:
-        JavaUnavailableError: There is none.
-    """
+    """Start the virtual machine of this process."""
     try:
         jpype.startJVM(*options, classpath=list(class_path), convertStrings=True)
     except (jpype.JVMNotFoundException, jpype.JVMNotSupportedException, OSError, RuntimeError) as error:
@@ -78,11 +72,7 @@ def start_java(class_path: Sequence[str], options: Sequence[str]) -> None:
 # Java's own method handles, and runs in Java alone.
 @final
 class CompletedAppends:
-    """The outcomes of appends that have completed.
-
-    Attributes:
-        callback: BookKeeper's ``AddCallback``; an append's context is its number.
-    """
+    """The outcomes of appends that have completed."""
 
     def __init__(self) -> None:
         self._queue = jpype.JClass("java.util.concurrent.LinkedBlockingQueue")()
@@ -102,6 +92,7 @@ class CompletedAppends:
         add_longs = add.bindTo(self._queue).asType(method_type(boolean, longs)).asCollector(longs, 3)
         completed = handles.dropArguments(add_longs, 1, classes([ledger]))
         parameters = classes([integer, ledger, long, java_object])
+        # BookKeeper's ``AddCallback``; an append's context is its number.
         self.callback = as_interface(
             jpype.JClass("org.apache.bookkeeper.client.AsyncCallback$AddCallback").class_,
             completed.asType(method_type(void, parameters)),
@@ -111,10 +102,8 @@ class CompletedAppends:
         self._stream_of = as_interface(jpype.JClass("java.util.function.Function").class_, stream_of.asFixedArity())
 
     def take(self) -> Iterator[tuple[int, int, int]]:
-        """Wait for outcomes and yield each: BookKeeper's code, the entry id, the number of the append.
-
-        Complexity: a few calls of Java, however many outcomes there are.
-        """
+        """Wait for outcomes and yield each: BookKeeper's code, the entry id, the number of the append."""
+        # A few calls of Java, however many outcomes there are.
         outcomes = self._array_list()
         outcomes.add(self._queue.take())
         self._queue.drainTo(outcomes)
@@ -135,11 +124,7 @@ class _Batch:
 
 @final
 class Worker:
-    """The operations that the parent may request: the methods without an underscore, but `serve`.
-
-    Args:
-        connection: Carries requests and replies.
-    """
+    """The operations that the parent may request: the methods without an underscore, but `serve`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -403,11 +388,9 @@ def _one_line(error: Any) -> str:
 
 
 def unavailable_bookies(addresses: Sequence[str], available: set[str]) -> list[str]:
-    """Return the bookies that do not accept writes or do not answer, in order.
-
-    A killed or hanging bookie stays registered until its session ends, and the system accepts connections to a hanging
-    one. Hence the request, which a bookie that works answers or refuses.
-    """
+    """Return the bookies that do not accept writes or do not answer, in order."""
+    # A killed or hanging bookie stays registered until its session ends, and the system accepts connections to a
+    # hanging one. Hence the request, which a bookie that works answers or refuses.
     with ThreadPoolExecutor(_BOOKIES_AT_ONCE) as threads:
         answered = list(threads.map(_answers, addresses))
     return [

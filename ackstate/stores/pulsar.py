@@ -145,11 +145,7 @@ def is_pulsar_url(url: str) -> bool:
 
 
 def check_topic(topic: str) -> str:
-    """Return a topic's full name; ``TENANT/NAMESPACE/TOPIC`` and a bare ``TOPIC`` of ``public/default`` are accepted.
-
-    Raises:
-        ValueError: It is the name of a topic that is not persistent.
-    """
+    """Return a topic's full name, also for ``TENANT/NAMESPACE/TOPIC`` and a bare ``TOPIC`` of ``public/default``."""
     if "://" not in topic:
         topic = f"persistent://{topic if topic.count('/') > 1 else f'public/default/{topic}'}"
     parts = parse_topic(topic)
@@ -163,9 +159,6 @@ def managed_ledger_name(topic: str) -> str:
 
     >>> managed_ledger_name("persistent://public/default/a/b")
     'public/default/persistent/a%2Fb'
-
-    Raises:
-        ValueError: The topic is not ``persistent://TENANT/NAMESPACE/TOPIC``.
     """
     parts = parse_topic(topic)
     if parts is None or parts.domain != DOMAIN:
@@ -174,11 +167,7 @@ def managed_ledger_name(topic: str) -> str:
 
 
 def decoded(name: str) -> str:
-    """Return a topic's local name or a subscription's name from its stored form.
-
-    Raises:
-        CorruptStateError: Pulsar does not write such a name.
-    """
+    """Return a topic's local or a subscription's name from its stored form; else raise `CorruptStateError`."""
     try:
         text = unquote_plus(name, errors="strict")
     except UnicodeDecodeError:
@@ -195,9 +184,6 @@ def pulsar_path(path: str) -> str | None:
 
     >>> pulsar_path("/managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Forders/billing")
     '/managed-ledgers/public/default/persistent/orders/billing'
-
-    Raises:
-        ValueError: The topic is not ``persistent://TENANT/NAMESPACE/TOPIC``.
     """
     prefix, names = f"{ROOT}/", path.removeprefix(f"{ROOT}/").split("/")
     if not path.startswith(prefix) or len(names) > 2:
@@ -217,11 +203,6 @@ class CursorLedgers:
 
     The owner of a ledger is that whose record names it, or for which this object has created it. A ledger that a
     broker's crash left over is not found: BookKeeper has no index of them.
-
-    Args:
-        client: A client of the cluster's BookKeeper.
-        nodes: The cluster's metadata.
-        replication: Replication of new ledgers.
     """
 
     has_batch_marks = False
@@ -296,14 +277,10 @@ def cursor_metadata(owner: str) -> dict[str, bytes] | None:
 
 @final
 class PulsarMessageLog:
-    """The message log of one topic, as it was when it was found.
-
-    Attributes:
-        ledgers: How many entries each ledger holds.
-    """
+    """The message log of one topic, as it was when it was found."""
 
     def __init__(self, ledgers: LedgerMap, store: LedgerStore, offloaded: frozenset[int]) -> None:
-        self.ledgers = ledgers
+        self.ledgers = ledgers  # how many entries each ledger holds
         self._store = store
         self._offloaded = offloaded
 
@@ -312,13 +289,7 @@ class PulsarMessageLog:
         return ledger_id not in self._offloaded
 
     def read(self, positions: Iterable[Position]) -> Iterator[Message]:
-        """Yield messages, without their payloads.
-
-        Raises:
-            LedgerNotFoundError: A message does not exist.
-            CorruptStateError: A message cannot be decoded.
-            StoreError: The storage failed.
-        """
+        """Yield messages, without their payloads."""
         for ledger_id, entry_id in positions:
             times = decode_message_times(self._store.read(ledger_id, entry_id, entry_id + 1)[0])
             yield Message(
@@ -330,15 +301,9 @@ class PulsarMessageLog:
 
 
 def read_message_log(data: bytes, store: LedgerStore, *, topic: str) -> PulsarMessageLog:
-    """Return the message log of a topic.
-
-    The record does not have the size of the ledger that is written to, nor that of one whose broker died: the last
-    entry that can be read is its last one.
-
-    Raises:
-        CorruptStateError: The record cannot be decoded, or names no ledger.
-        StoreError: The storage failed.
-    """
+    """Return the message log of a topic."""
+    # The record does not have the size of the ledger that is written to, nor that of one whose broker died: the last
+    # entry that can be read is its last one.
     found = decode_ledger_info(data)
     if not found:
         raise CorruptStateError(f"message log of {topic}", offset=0, expected="a ledger", found="none")
@@ -359,20 +324,14 @@ def _entry_count(ledger: MessageLedger, store: LedgerStore, *, is_last: bool) ->
 
 @final
 class PulsarMetadata(MetadataStore):
-    """The cursors' records of a Pulsar cluster, under this library's paths.
-
-    Args:
-        nodes: The cluster's metadata.
-        within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``: others are not listed.
-
-    Attributes:
-        unread: Why nodes are left out of what `children` and `topics` have listed so far, by path.
-    """
+    """The cursors' records of a Pulsar cluster, under this library's paths."""
 
     def __init__(self, nodes: ZooKeeperNodes, within: str = "") -> None:
         super().__init__()
+        # Why nodes are left out of what `children` and `topics` have listed so far, by path.
         self.unread: dict[str, str] = {}
         self._nodes = nodes
+        # A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``: others are not listed.
         self._within = within.split("/", 2) if within else []
 
     def _get(self, path: str) -> Versioned | None:
@@ -423,20 +382,9 @@ def _record_path(path: str) -> str | None:
 
 @final
 class PulsarLayout:
-    """The cursors of a Pulsar cluster, as a `Store`. Opened by `open_cluster`.
+    """The cursors of a Pulsar cluster, as a `Store`. Opened by `open_cluster`."""
 
-    Args:
-        nodes: The cluster's metadata.
-        ledgers: The cluster's ledgers.
-        within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``: other cursors are not listed.
-        closing: Closed by `close`.
-
-    Attributes:
-        nodes: The cluster's metadata, at Pulsar's paths.
-        journal_records_max: How many of a journal's last records an inspection reads: each has the whole state.
-    """
-
-    journal_records_max = 20
+    journal_records_max = 20  # how many of a journal's last records an inspection reads: each has the whole state
 
     def __init__(
         self,
@@ -446,7 +394,7 @@ class PulsarLayout:
         within: str = "",
         closing: ExitStack | None = None,
     ) -> None:
-        self.nodes = nodes
+        self.nodes = nodes  # the cluster's metadata, at Pulsar's paths
         self._ledgers = ledgers
         self._metadata = PulsarMetadata(nodes, within)
         self._closing = closing or ExitStack()
@@ -465,13 +413,7 @@ class PulsarLayout:
         return self._metadata
 
     def find_message_log(self, topic: str) -> PulsarMessageLog | None:
-        """Return the message log of a topic as it is now; None if there is no such topic.
-
-        Raises:
-            ValueError: The topic is not ``persistent://TENANT/NAMESPACE/TOPIC``.
-            CorruptStateError: Its record cannot be decoded.
-            StoreError: The storage failed.
-        """
+        """Return the message log of a topic as it is now; None if there is no such topic."""
         found = self.nodes.get(f"{ROOT}/{managed_ledger_name(topic)}")
         return None if found is None else read_message_log(found.data, self._ledgers, topic=topic)
 
@@ -538,12 +480,7 @@ class TopicOwnedError(StoreError):
 
 
 def find_owner(nodes: ZooKeeperNodes, topic: str) -> str | None:
-    """Return the broker that owns a topic, None if no broker does.
-
-    Raises:
-        StoreError: The storage failed, or the brokers keep their ownership outside the metadata store.
-        CorruptStateError: A node cannot be decoded.
-    """
+    """Return the broker that owns a topic, None without one; `StoreError` if ownership is kept elsewhere."""
     _check_load_manager(nodes)
     namespace = _namespace(topic)
     for bundle in nodes.children(f"/namespace/{namespace}"):

@@ -443,11 +443,7 @@ class _SqliteMetadata(MetadataStore):
 
 
 def _copy_store(directory: Path, place: Path, *, bytes_max: int) -> None:
-    """Copy the files of a store to a new directory; nothing is left of it if this raises.
-
-    Raises:
-        AckStateError: As `SqliteStore.open_copy`.
-    """
+    """Copy the files of a store to a new directory; nothing is left of it if this raises."""
     with system_errors(f"{directory}: cannot copy the store"):
         if not (directory / DATABASE).exists():
             check_no_links(directory)
@@ -542,19 +538,12 @@ def _created(path: Path) -> BinaryIO:
 
 @final
 class _TemporaryCopy:
-    """A new directory among the temporary files, removed with this object or at the end of the process that created it.
-
-    Args:
-        directory: The directory to copy; the name of the copy includes its name.
-
-    Attributes:
-        path: Its path; nothing is there yet.
-    """
+    """A new directory among the temporary files, removed with this object or when its process ends."""
 
     def __init__(self, directory: Path) -> None:
         _remove_leftovers()
         place, lock = _locked_place()
-        self.path = place / f"copy-of-{directory.absolute().name[:40]}"
+        self.path = place / f"copy-of-{directory.absolute().name[:40]}"  # its path; nothing is there yet
         self._remove = weakref.finalize(self, _remove, place, lock, os.getpid())
 
     def cleanup(self) -> None:

@@ -95,12 +95,7 @@ class _Group:
 
 @final
 class SqliteConnection:
-    """The only connection to a store's database, which refuses calls after a failure; thread-safe.
-
-    Attributes:
-        descriptor: The database, open for reading and writing.
-        salt: A random number of the store, of 8 bytes.
-    """
+    """The only connection to a store's database, which refuses calls after a failure; thread-safe."""
 
     def __init__(self, directory: Path, *, check_pages: bool) -> None:
         self._directory = directory
@@ -126,7 +121,7 @@ class SqliteConnection:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._is_open, self._refusal = True, ""
         try:
-            self.salt = self._read_salt()
+            self.salt = self._read_salt()  # a random number of the store, of 8 bytes
             ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
         except BaseException:
             self.close()
@@ -153,11 +148,8 @@ class SqliteConnection:
                 raise self._in_our_words(error) from error
 
     def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Execute a change, sync, and return its result; a change that raises leaves no trace.
-
-        Args:
-            change: Called in any thread, and again if that thread is interrupted.
-        """
+        """Execute a change, sync, and return its result; a change that raises leaves no trace."""
+        # It is called in any thread, and again if that thread is interrupted.
         (outcome,) = self.write_all((change,))
         if isinstance(outcome, Exception):
             raise outcome
@@ -324,11 +316,9 @@ class SqliteConnection:
         return isinstance(error, sqlite3.Error) and _primary_code(error) not in survived
 
     def _undo(self, calls: list[_Call], error: sqlite3.Error | OSError, *, is_committing: bool) -> bool:
-        """Undo a group, and give an error to each call that has no outcome yet; return False if the disk is full.
-
-        An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
-        become unusable. A full disk or a failed commit is the outcome of every call.
-        """
+        """Undo a group, and give an error to each call that has no outcome yet; return False if the disk is full."""
+        # An error that only one call met, such as damage, is that call's outcome; for the other calls the store has
+        # become unusable. A full disk or a failed commit is the outcome of every call.
         is_full = _is_full(error)
         if is_full:
             self._roll_back(is_full=True)

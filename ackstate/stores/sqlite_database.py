@@ -1,23 +1,21 @@
 """Opens an SQLite database so that it is locked, undamaged, and on the disk.
 
 The directory holds ``ackstate.sqlite3``, its write-ahead log while it is open or after a crash (never move one without
-the other), ``LOCK`` with the id of the process that has it open, for people only, and ``MADE``. That mark is there as
-soon as the database has its name: a directory with it and without a database is a store that lost its database, not a
-new one. It is 12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
+the other), ``LOCK`` with the id of the process that has it open, for people only, and ``MADE``, which is there as soon
+as the database has its name: a directory with it and without a database is a store that lost its database, not a new
+one. It is 12 bytes: ``ACKQ``, the version of the mark (1, little-endian), and the CRC-32C of these eight.
 
 SQLite's own locks belong to the process, and are released when it closes any descriptor of the file. So the directory
 itself is locked too, before the database is first opened; the kernel releases that lock whenever the process ends.
 
-Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`).
-It is not read from the kernel's cache, which may differ from the disk after a failed sync. Opening copies the whole log
-into the database and syncs it. So a killed process's unsynced writes are on the disk before a caller can read them.
+Before SQLite sees the log, the log is synced, read from the disk, and checked (`ackstate.stores.sqlite_log`): the
+kernel's cache may differ from the disk after a failed sync. Opening copies the whole log into the database and syncs
+it, so that a killed process's unsynced writes are on the disk before a caller can read them.
 
-Opening checks the header, the schema and, by default, every page. SQLite's ``PRAGMA integrity_check`` walks all trees
-and free pages. It finds pages of another tree, overlapping cells, keys out of order, pages used twice or never, and
-rows that are missing from an index: a row written next to a damaged key might never be found again. Bytes that changed
-within a row are noticed when it is read (`ackstate.stores.sqlite`). The check of a 100 MB store takes 0.1 s
-(entries of 20 kB) to 0.4 s (of 150 bytes), and 0.1 s more if none of it is in the kernel's cache; it would take 1.3 to
-2.3 s if the file were not read from front to back first. Without the check, a damaged page is noticed when it is read.
+Opening checks the header, the schema and, by default, every page, by ``PRAGMA integrity_check``: a row written next to
+a damaged key might never be found again. Bytes that changed within a row are noticed when it is read, as is a damaged
+page without that check. It takes 0.1 s (entries of 20 kB) to 0.4 s (of 150 bytes) for 100 MB, 0.1 s more if none of it
+is in the kernel's cache, because the file is read from front to back first; else 1.3 to 2.3 s.
 """
 
 from __future__ import annotations
@@ -112,15 +110,9 @@ _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
 def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, int, sqlite3.Connection]:
-    """Lock a directory, create its database if there is none, check it, and connect.
-
-    Returns:
-        The claim, which holds the lock until it is released; a descriptor of the database; and the connection.
-
-    Raises:
-        AckStateError: See `ackstate.stores.sqlite.SqliteStore`.
-        sqlite3.Error: For the same reasons; the caller translates it.
-    """
+    """Lock a directory, create its database if there is none, check it, and connect."""
+    # The claim, which is returned with a descriptor of the database and the connection, holds the lock until it is
+    # released. The caller translates `sqlite3.Error`.
     with system_errors(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
@@ -179,11 +171,9 @@ def check_not_lost(directory: Path) -> None:
 
 
 def _settle(log: Path) -> None:
-    """Settle the log, if there is one, so that it is read as it is on the disk.
-
-    Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
-    during the copy would leave a permanent part of it there.
-    """
+    """Settle the log, if there is one, so that it is read as it is on the disk."""
+    # Otherwise SQLite could copy a transaction to the database that is not in the log on the disk, and a power cut
+    # during the copy would leave a permanent part of it there.
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -296,10 +286,8 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
 
 
 def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a database that was truncated or has other tables.
-
-    Its log is empty, so the file must have the size that its header states.
-    """
+    """Refuse a database that was truncated or has other tables."""
+    # Its log is empty, so the file must have the size that its header states.
     ((page_count,),) = connection.execute("PRAGMA page_count")
     ((page_size,),) = connection.execute("PRAGMA page_size")
     expected, found = page_count * page_size, database.stat().st_size

@@ -2,17 +2,15 @@
 
 SQLite silently ends the log at the first frame that fails a check. That is right for a tail torn by a crash, which is
 at most the last transaction, since every commit is synced. But a frame damaged before that tail takes later, durable
-transactions with it. So the log is read here first, and refused if the damage is certain: if the first bad frame is
-followed by the end of its own transaction and the end of a later one. No log shows whether a damaged last transaction
-was ever synced. The same is true of the last two, if the frame that ended the first of them is gone altogether.
+transactions with it. So the log is refused if the damage is certain: if the first bad frame is followed by the end of
+its own transaction and the end of a later one. No log shows whether a damaged last transaction was ever synced; nor the
+last two, if the frame that ended the first of them is gone altogether.
 
-Nothing in SQLite reports such damage: of 400 logs of 100 commits with one flipped bit, it lost 51 commits of each on
-average, and `PRAGMA integrity_check` found nothing in any of them. This check refuses 394 of the logs, and SQLite lost
-only the last commit of the other 6 (`benchmarks.bench_sqlite_log`).
+Of 400 logs of 100 commits with one flipped bit, SQLite lost 51 commits of each on average, and `PRAGMA integrity_check`
+found nothing. This refuses 394 of them; the other 6 lost only the last commit (`benchmarks.bench_sqlite_log`).
 
-Each frame's checksum is a linear function of its bytes and of the previous checksum. So the frames after a damaged
-one can be checked on their own. A single flipped bit can be located, and then the frame still shows whether it ends a
-transaction.
+Each frame's checksum is a linear function of its bytes and of the previous checksum, so the frames after a damaged one
+can be checked on their own. A single flipped bit can be located; then the frame shows whether it ends a transaction.
 
 The formats: https://www.sqlite.org/fileformat2.html sections 3 and 4.
 """
@@ -44,14 +42,8 @@ _Words = Any  # NDArray[np.uint32]: numpy computes modulo 2**32, as SQLite does.
 
 
 def check_log(log: Path, database: Path) -> None:
-    """Refuse a log if SQLite would silently drop synced transactions from it; the log is not changed.
-
-    Raises:
-        CorruptStateError: It is damaged before its last transaction.
-        OSError: It cannot be read.
-
-    Complexity: O(size of the log), which is read as a whole: 16 ms for 4 MB.
-    """
+    """Raise `CorruptStateError` if SQLite would silently drop synced transactions from a log, which is not changed."""
+    # It is read as a whole: 16 ms for 4 MB.
     try:
         with log.open("rb") as file:
             content = file.read()
@@ -86,11 +78,9 @@ def _ends_after(frames: _Frames, bad: int, salts: _Words) -> int:
 
 
 def _check_without_header(log: Path, content: bytes, database: Path) -> None:
-    """Refuse a log with a damaged header, which SQLite would ignore, if it has changes that the database lacks.
-
-    The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
-    old ones that were all copied into the database.
-    """
+    """Refuse a log with a damaged header, which SQLite would ignore, if it has changes that the database lacks."""
+    # The header is synced before the first frame. A crash may tear it, but then there are no frames after it, or only
+    # old ones that were all copied into the database.
     with database.open("rb") as file:
         start = file.read(_HEADER_BYTES)
         page_size = int.from_bytes(start[16:18], "big")
@@ -120,19 +110,12 @@ def _pages_without_header(content: bytes, page_size: int) -> Iterator[dict[int, 
 @final
 @dataclass(frozen=True)
 class _Frames:
-    """The frames of a log, except a frame that is cut at its end.
-
-    Attributes:
-        content: The log.
-        order: The byte order of the words in the checksums, ``<`` or ``>``.
-        page_size: In bytes.
-        checksum: The checksum of the bytes before the first frame.
-    """
+    """The frames of a log, except a frame that is cut at its end."""
 
     content: bytes
-    order: str
-    page_size: int
-    checksum: _Words
+    order: str  # the byte order of the words in the checksums, ``<`` or ``>``
+    page_size: int  # in bytes
+    checksum: _Words  # the checksum of the bytes before the first frame
 
     def __len__(self) -> int:
         return max(0, len(self.content) - _HEADER_BYTES) // (_FRAME_HEADER_BYTES + self.page_size)
@@ -253,10 +236,8 @@ def _sums(before: _Words, words: _Words) -> _Words:
 
 @cache
 def _weights(word_count: int) -> tuple[_Words, _Words]:
-    """Return the contribution of each word to the two sums, and the contribution of each of the previous sums.
-
-    Two words x, y change the sums (s, t) to (s + x + t, t + y + (s + x + t)).
-    """
+    """Return the contribution of each word to the two sums, and the contribution of each of the previous sums."""
+    # Two words x, y change the sums (s, t) to (s + x + t, t + y + (s + x + t)).
     (a, b), (c, d) = (1, 0), (0, 1)  # The contributions of the present s and t to the final sums.
     rows = []
     for _ in range(word_count // 2):

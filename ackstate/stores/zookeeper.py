@@ -1,17 +1,15 @@
 """Small values in ZooKeeper, for a `BookKeeperStore` and for Pulsar's own layout, and the session that both use.
 
-The session never sends a write twice, nor after its call has returned. kazoo keeps the connection and reconnects to the
-session. It never repeats a request on its own: only its `retry` does, which is not used here. Writes are sent once, and
-only while there is a connection; it is unknown whether a write without an answer has happened. Reads are sent again
-after a lost connection.
+A write is sent once, only while there is a connection, and never after its call has returned (kazoo repeats requests
+only by its `retry`, which is not used here): whether one without an answer has happened is unknown. Reads are sent
+again after a lost connection.
 
 An unanswered write cannot take effect after a later read of the same session: when a session reconnects, the server
-drops the remaining requests of its old connection. Each read follows a `sync` on the same connection: a follower in the
-cluster may lag, and a value that another process has written must not look absent.
+drops the remaining requests of its old connection. Each read follows a `sync` on the same connection, because a
+follower may lag, and a value that another process has written must not look absent.
 
-A node of ours holds a frame whose checksum covers the node's path. So a node that was damaged, cut, or written for
-another place is recognised when it is read. `docs/wire-format.md` draws the tree and the frame. All paths here are
-below the store's root.
+A node of ours holds a frame whose checksum covers the node's path, so that a node that was damaged, cut, or written for
+another place is recognised. `docs/wire-format.md` draws the tree and the frame. Paths here are below the store's root.
 """
 
 from __future__ import annotations
@@ -95,19 +93,12 @@ class _ConnectionLostError(StoreError):
 
 
 class Node(NamedTuple):
-    """A node as read.
-
-    Attributes:
-        data: Its bytes.
-        version: Counts its changes from 0; restarts at 0 if the node is deleted and created again.
-        changed_zxid: The transaction that last changed its data: never the same for two changes of one path.
-        child_count: The number of nodes directly below it.
-    """
+    """A node as read."""
 
     data: bytes
-    version: int
-    changed_zxid: int
-    child_count: int
+    version: int  # counts its changes from 0; restarts at 0 if the node is deleted and created again
+    changed_zxid: int  # the transaction that last changed its data: never the same for two changes of one path
+    child_count: int  # the number of nodes directly below it
 
 
 class SessionOperation(NamedTuple):
@@ -140,21 +131,7 @@ def delete(path: str, version: int = -1) -> SessionOperation:
 
 @final
 class ZooKeeperSession:
-    """One session with a cluster, which refuses calls once it is closed or lost; thread-safe.
-
-    Args:
-        hosts: ``host:port`` pairs separated by commas; a path belongs into `root`.
-        root: The prefix of every path; empty for none.
-        session_timeout_s: How long the servers keep the session without a message from it. The servers may bound it.
-        call_timeout_s: How long a call waits for a connection, and again for an answer.
-        request_bytes_max: The largest request.
-        client_options: More arguments for `KazooClient`.
-        only_reads: Refuse every change.
-
-    Raises:
-        StoreError: No server answered in time.
-        ValueError: An argument is invalid.
-    """
+    """One session with a cluster, which refuses calls once it is closed or lost; thread-safe."""
 
     def __init__(  # noqa: PLR0913 - the store's own arguments, passed on by name
         self,
@@ -176,9 +153,9 @@ class ZooKeeperSession:
         if request_bytes_max < _REQUEST_BYTES_MIN:
             raise ValueError(f"request_bytes_max must be at least {_REQUEST_BYTES_MIN}, got {request_bytes_max}")
         self.name = f"{hosts}{root}"
-        self._root = root
+        self._root = root  # the prefix of every path; empty for none
         self._root_bytes = len(root.encode())
-        self._call_timeout_s = call_timeout_s
+        self._call_timeout_s = call_timeout_s  # how long a call waits for a connection, and again for an answer
         self._request_bytes_max = request_bytes_max
         self._only_reads = only_reads
         self._refusal = ""  # Why every call is refused; empty while the session is usable.
@@ -222,13 +199,8 @@ class ZooKeeperSession:
         return list(names or [])
 
     def commit(self, operations: Sequence[SessionOperation]) -> list[Any]:
-        """Execute operations, all or none, durably, and return kazoo's result of each.
-
-        Raises:
-            PayloadTooLargeError: They are too large for one request.
-            LostRaceError: A node was not in the state that an operation expects.
-            StoreError: There is no connection, or it was lost and it is unknown whether the operations were executed.
-        """
+        """Execute operations, all or none, durably; `LostRaceError` if a node was in another state."""
+        # After a lost connection (`StoreError`) it is unknown whether they were executed.
         size_bytes = _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
         if size_bytes > self._request_bytes_max:
             raise PayloadTooLargeError(
@@ -251,11 +223,7 @@ class ZooKeeperSession:
         return list(results)
 
     def settle(self, attempt: Callable[[], _Result]) -> _Result:
-        """Call a mutating function until it loses no race, and return its result.
-
-        Raises:
-            StoreError: Changes are refused, or too many races were lost; nothing was written.
-        """
+        """Call a mutating function until it loses no race, and return its result."""
         self.check_writable()
         for _ in range(_ATTEMPTS_MAX):
             with suppress(LostRaceError):
@@ -263,11 +231,8 @@ class ZooKeeperSession:
         raise StoreError(f"{self.name}: others were faster {_ATTEMPTS_MAX} times; nothing was written")
 
     def create_ephemeral(self, path: str, data: bytes) -> bool:
-        """Create a node that disappears with the session, and its missing parents; return False if it exists.
-
-        Raises:
-            StoreError: There is no connection, or it was lost and it is unknown whether the node was created.
-        """
+        """Create a node that disappears with the session, and its missing parents; return False if it exists."""
+        # After a lost connection (`StoreError`) it is unknown whether it was created.
         self.check_writable()
         request = partial(self._client.create_async, self._root + path, data, ephemeral=True, makepath=True)
         (created,) = self._exchange([request])
@@ -329,10 +294,8 @@ class ZooKeeperSession:
                     raise
 
     def _exchange(self, requests: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Send requests in order, several at once, and return the answers.
-
-        The answer is None if a node to read is missing, or a node to create exists.
-        """
+        """Send requests in order, several at once, and return the answers."""
+        # The answer is None if a node to read is missing, or a node to create exists.
         answers: list[Any] = []
         for begin in range(0, len(requests), _REQUESTS_AT_ONCE):
             connected = self._usable.wait(self._call_timeout_s)
@@ -383,12 +346,7 @@ def encode(kind: NodeKind, path: str, body: bytes = b"") -> bytes:
 
 
 def decode(path: str, data: bytes) -> tuple[NodeKind, bytes]:
-    """Return the kind and the body of a node.
-
-    Raises:
-        CorruptStateError: Its bytes are damaged, or were written to another path.
-        UnsupportedVersionError: Another release wrote them.
-    """
+    """Return the kind and the body of a node; `CorruptStateError` if damaged or written to another path."""
     if len(data) < FRAME_BYTES:
         raise node_damage(path, len(data), f"a frame of at least {FRAME_BYTES} bytes", f"{len(data)} bytes")
     magic, version, kind, reserved, size = _HEADER.unpack_from(data)
@@ -424,11 +382,7 @@ def create_directory(path: str) -> SessionOperation:
 
 
 def existing(found: Node | None, path: str) -> Node:
-    """Return a node that must exist.
-
-    Raises:
-        CorruptStateError: It does not exist.
-    """
+    """Return a node that must exist, else `CorruptStateError` is raised."""
     if found is None:
         raise node_damage(path, 0, "a node", "none")
     return found
@@ -453,11 +407,7 @@ def node_name(name: str) -> str:
 
 
 def name_of_node(node: str, directory: str) -> str:
-    """Return the name that a node in a directory has.
-
-    Raises:
-        CorruptStateError: It is not a name as `node_name` returns it.
-    """
+    """Return the name that a node in a directory has; `CorruptStateError` if it is none of `node_name`."""
     name = "" if node == "%" else unquote(node)
     if node_name(name) != node:
         raise node_damage(directory, 0, "a name percent-encoded by us", node)
@@ -470,9 +420,6 @@ class ZooKeeperNodes(MetadataStore):
     The version of a value is the number of the transaction that wrote it, which never repeats. The servers compare
     nodes' own versions. `put` refuses a value whose parent does not exist with `StoreError`, and one that does not fit
     into a request with `PayloadTooLargeError`.
-
-    Attributes:
-        session: The session.
     """
 
     def __init__(self, session: ZooKeeperSession) -> None:
