@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ackstate.dispatch.subscription import Subscription
     from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message_log import Publication
-    from ackstate.topic.subscribing import RequestedFields
+    from ackstate.topic.log import Publication
+    from ackstate.topic.topic import RequestedFields
     from ackstate.topic.topic import Topic
 
 _P = ParamSpec("_P")

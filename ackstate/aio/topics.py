@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ackstate.aio.subscription import AsyncSubscription
     from ackstate.stores.base import Store
     from ackstate.topic.settings import TopicSettings
-    from ackstate.topic.subscribing import SubscriptionRequest
+    from ackstate.topic.topic import SubscriptionRequest
     from ackstate.topic.topic import Topic
 
 _LOG = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, final
 
 from ackstate.errors import TopicClosedError
-from ackstate.topic.publish_all import append_publications
+from ackstate.topic.topics import append_publications
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ackstate.errors import AckStateError
-    from ackstate.topic.message_log import Publication
+    from ackstate.topic.log import Publication
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
