@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ackstate.errors import CursorClosedError
-from ackstate.topic.publisher import OVERRIDDEN, REJECTED
+from ackstate.topic.publish import OVERRIDDEN, REJECTED
 from ackstate.topic_name import parse_topic, persistence_name
 
 if TYPE_CHECKING:

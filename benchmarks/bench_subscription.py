@@ -12,7 +12,8 @@ import numpy as np
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.dispatch import Subscription, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
-from ackstate.topic.message_log import Message, SoleUse
+from ackstate.message import Message
+from ackstate.topic.log import SoleUse
 from benchmarks.acked_entries import SEED
 from benchmarks.measurement import Against, BenchmarkReport, Spread, Timing, timed_in_turn
 

@@ -16,9 +16,9 @@ from ackstate.delay import (
 )
 from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.message import NO_DELAY
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import NO_DELAY
 
 TICK_MS = 10
 FAR_MS = 10**9

@@ -6,8 +6,8 @@ from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscrip
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
+from ackstate.message import NO_DELAY
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import NO_DELAY
 
 
 class NumberedTopic:

@@ -64,7 +64,7 @@ PAGES = (
                     "Subscription SubscriptionType SubscriptionOptions Delivery DispatchRound DeadLetterPolicy "
                     "BlockReason",
                 ),
-                *_of("ackstate.inspect.stored_subscriptions", "stored_subscriptions StoredSubscription"),
+                *_of("ackstate.topic", "stored_subscriptions StoredSubscription"),
                 *_of("ackstate.cursor", "delete_subscription"),
             ],
             "Statistics": _of("ackstate.dispatch", "DispatchStats ConsumerUse RuleStats HoleReport"),

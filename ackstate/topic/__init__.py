@@ -1,15 +1,9 @@
-"""The parts of a topic: its message log, publisher, policies and delay buckets."""
+"""Topics and their parts: the message log, publishing under policies, subscriptions, retention."""
 
-from ackstate.topic.deletion import (
-    delete_topic as delete_topic,
-)
-from ackstate.topic.message_log import (
+from ackstate.topic.log import (
     MessageLog,
 )
-from ackstate.topic.publish_all import (
-    publish_all as publish_all,
-)
-from ackstate.topic.publisher import (
+from ackstate.topic.publish import (
     CounterSample as CounterSample,
     PublishCounters as PublishCounters,
     TopicPublisher as TopicPublisher,
@@ -25,17 +19,19 @@ from ackstate.topic.retention import (
 from ackstate.topic.settings import (
     TopicSettings as TopicSettings,
 )
-from ackstate.topic.subscribing import (
-    SubscriptionRequest as SubscriptionRequest,
-)
-from ackstate.topic.subscription_type import (
+from ackstate.topic.subscriptions import (
+    StoredSubscription as StoredSubscription,
     SubscriptionTypeError as SubscriptionTypeError,
+    stored_subscriptions as stored_subscriptions,
 )
 from ackstate.topic.topic import (
+    SubscriptionRequest as SubscriptionRequest,
     Topic as Topic,
+    delete_topic as delete_topic,
 )
 from ackstate.topic.topics import (
     Topics as Topics,
+    publish_all as publish_all,
 )
 
 __all__ = ["MessageLog", "Retention"]

@@ -15,22 +15,21 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.checks import check_within, integer
+from ackstate.checks import LONG_MAX, check_within, integer
 from ackstate.cursor.persist import has_record
 from ackstate.errors import AckStateError
-from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.position import Position
+from ackstate.topic.subscriptions import stored_subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ackstate.cursor.cursor import ManagedCursor
-    from ackstate.topic.message_log import MessageLog
+    from ackstate.topic.log import MessageLog
 
     Cursors = Mapping[str, ManagedCursor]
     MarkDeletes = Mapping[str, Position | None]
 
-_BYTES_END = 2**63
 _NO_CURSORS: Mapping[str, ManagedCursor] = MappingProxyType({})
 
 
@@ -76,7 +75,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("size_bytes", "age_ms", "backlog_bytes_max"):
             if (value := getattr(self, name)) is not None or name != "backlog_bytes_max":
-                check_within(name, value, least=0, most=_BYTES_END - 1)
+                check_within(name, value, least=0, most=LONG_MAX)
         if not isinstance(self.backlog_policy, BacklogPolicy):
             raise TypeError(f"backlog_policy must be a BacklogPolicy, got {self.backlog_policy!r}")
 
@@ -181,7 +180,7 @@ def trim_log(
 
 def trim_behind(log: MessageLog, retention: Retention, mark_deletes: Callable[[], MarkDeletes], *, now_ms: int) -> int:
     """Trim a log as `trim_log`."""
-    check_within("now_ms", now_ms := integer("now_ms", now_ms), least=0, most=_BYTES_END - 1, unit="milliseconds")
+    check_within("now_ms", now_ms := integer("now_ms", now_ms), least=0, most=LONG_MAX, unit="milliseconds")
     log.date_ledgers(now_ms=now_ms)
     keep_from = log.ledgers.first_ledger_id
     needed_from: int | None = None
@@ -246,10 +245,7 @@ def backlog_report(
 def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Iterable[Position | None]) -> bool:
     """Return whether a `BacklogReport` would be above the limit, without the cost of one.
 
-    Raises:
-        StoreError: The storage failed.
-
-    Complexity: O(1) while the whole log has not as many bytes, else O(subscriptions); see `LedgerSizes`.
+    O(1) while the whole log has not as many bytes, else O(subscriptions), but for ledgers of unknown size.
     """
     limit = retention.backlog_bytes_max
     if limit is None or log.sizes.whole <= limit:

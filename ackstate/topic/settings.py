@@ -20,8 +20,8 @@ from ackstate.limits.policies import (
     PolicyStore,
     effective,
 )
-from ackstate.topic.message_log import BYTES_PER_LEDGER_MAX
-from ackstate.topic.publisher import PublishCounters
+from ackstate.topic.log import BYTES_PER_LEDGER_MAX
+from ackstate.topic.publish import PublishCounters
 from ackstate.topic.retention import Retention
 from ackstate.topic_name import parse_topic
 
@@ -71,13 +71,6 @@ class TopicSettings:
     delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)
     counters: PublishCounters = field(default_factory=lambda: PublishCounters(cluster="standalone"))
 
-    @property
-    def log_limits(self) -> dict[str, int]:
-        """The limits of a ledger, for `MessageLog.opening`."""
-        return {
-            "entries_per_ledger_max": self.entries_per_ledger_max, "bytes_per_ledger_max": self.bytes_per_ledger_max,
-        }  # fmt: skip
-
     def __post_init__(self) -> None:
         check_count("entries_per_ledger_max", self.entries_per_ledger_max, least=1)
         check_count("bytes_per_ledger_max", self.bytes_per_ledger_max, least=1)
@@ -115,11 +108,7 @@ def policy_owner(topic: str) -> PolicyOwner | None:
 
 
 def delay_policies(settings: TopicSettings, topic: str) -> Callable[[], EffectiveDelayedDelivery]:
-    """Return a function that returns the delay policies in force for a topic.
-
-    It raises:
-        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
-    """
+    """Return a function that returns the delay policies in force for a topic, with the errors of `PolicyStore.read`."""
     store, owner, broker = settings.policies, policy_owner(topic), settings.delayed_delivery
     if store is None or owner is None:
         nothing = Policies().delayed_delivery
@@ -134,26 +123,19 @@ def delay_policies(settings: TopicSettings, topic: str) -> Callable[[], Effectiv
 
 
 def delay_config(settings: TopicSettings, topic: str) -> DelayConfig | None:
-    """Return the settings of a topic's delay index, with the tick of its policies; None for no index.
-
-    Raises:
-        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
-    """
+    """Return the settings of a topic's delay index, with the tick of its policies; None for no index."""
     config = settings.delay_index
-    if config is None or not config.enabled or settings.policies is None:
-        return config if config is not None and config.enabled else None
+    if config is None or not config.enabled:
+        return None
+    if settings.policies is None:
+        return config
     in_force = delay_policies(settings, topic)()
-    return (
-        config if in_force.levels.tick_time_ms is Level.BROKER else replace(config, tick_time_ms=in_force.tick_time_ms)
-    )
+    is_brokers = in_force.levels.tick_time_ms is Level.BROKER
+    return config if is_brokers else replace(config, tick_time_ms=in_force.tick_time_ms)
 
 
 def subscription_settings(settings: TopicSettings, topic: str) -> tuple[CursorConfig, GateLimits]:
-    """Return how a subscription persists and its limits, with the policies in force for its topic.
-
-    Raises:
-        StoreError, CorruptStateError, UnsupportedVersionError: The policies cannot be read.
-    """
+    """Return how a subscription persists and its limits, with the policies in force for its topic."""
     store, owner = settings.policies, policy_owner(topic)
     cursor, limits = settings.cursor, settings.limits
     if store is None or owner is None:

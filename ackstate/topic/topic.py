@@ -1,36 +1,42 @@
-"""A topic: its message log, publisher, delay index and subscriptions, opened and closed together."""
+"""A topic: its message log, publisher, delay index and subscriptions, opened, closed and deleted together."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, Unpack, final
+from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack, final
 
 from ackstate.checks import integer
-from ackstate.cursor.cursor import open_cursors
+from ackstate.cursor.cursor import CursorOpening, open_cursors
+from ackstate.cursor.formats import INTERNAL_PREFIX, Repair
 from ackstate.cursor.journal import cursor_path, delete_cursor
 from ackstate.cursor.persist import abandon, close_all, tick_all
 from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
-from ackstate.dispatch.options import Start, StartTime
+from ackstate.dispatch.consumers import SubscriptionType
+from ackstate.dispatch.options import Start, StartTime, SubscriptionOptions, check_parts, dead_letter, start_position
+from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
-from ackstate.inspect.stored_subscriptions import stored_subscriptions
+from ackstate.limits.gate import DispatchGate
 from ackstate.stores.base import StoreError, call_each
-from ackstate.topic.message_log import MessageLog
-from ackstate.topic.publisher import TopicPublisher
+from ackstate.topic.log import LogOwnership, MessageLog, log_owner, log_path
+from ackstate.topic.publish import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
-from ackstate.topic.settings import TopicSettings, delay_config, delay_policies
-from ackstate.topic.subscribing import (
-    PlannedSubscription,
-    RequestedFields,
-    SubscriptionRequest,
-    compose_subscription,
-    plan_subscription,
+from ackstate.topic.settings import TopicSettings, delay_config, delay_policies, subscription_settings
+from ackstate.topic.subscriptions import (
+    TYPE_PROPERTY,
+    check_type,
+    stored_properties,
+    stored_subscriptions,
+    subscription_paths,
+    type_of,
 )
-from ackstate.topic.subscription_type import check_type
+from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,42 +45,67 @@ if TYPE_CHECKING:
     from ackstate.cursor.cursor import ManagedCursor
     from ackstate.cursor.results import PersistResult
     from ackstate.delay.config import DelayConfig
-    from ackstate.dispatch.subscription import Subscription
-    from ackstate.inspect.stored_subscriptions import StoredSubscription
+    from ackstate.dispatch.options import Delivery
+    from ackstate.limits.gate import GateLimits
     from ackstate.message import Message
     from ackstate.position import Position
     from ackstate.stores.base import Store
-    from ackstate.topic.message_log import Publication
+    from ackstate.topic.log import Publication
     from ackstate.topic.retention import BacklogReport
-
-
-@final
-class LedgerAge:
-    """How long the open ledger of a log has been open, as seen at each publish.
-
-    Args:
-        log: The log.
-        rollover_ms: From this age on, in milliseconds, a publish begins a new ledger; 0 for never.
-        now_ms: The present.
-    """
-
-    def __init__(self, log: MessageLog, rollover_ms: int, *, now_ms: int) -> None:
-        self._log = log
-        self._rollover_ms = rollover_ms
-        self._ledger_id, self._begun_ms = log.ledgers.current_ledger_id, now_ms
-
-    def is_over(self, *, now_ms: int) -> bool:
-        """Return whether the open ledger is old. A clock that went back by as much counts, too."""
-        ledger_id = self._log.ledgers.current_ledger_id
-        if ledger_id != self._ledger_id:
-            self._ledger_id, self._begun_ms = ledger_id, now_ms
-        return 0 < self._rollover_ms <= abs(now_ms - self._begun_ms)
-
+    from ackstate.topic.subscriptions import StoredSubscription
 
 _LOOK_AGAIN_MS = 60_000
 _LOG = logging.getLogger("ackstate.topic")
 
-__all__ = ["Start", "StartTime", "Topic", "TopicSettings"]
+
+class RequestedFields(TypedDict, total=False):
+    """The fields of a `SubscriptionRequest`, for functions that take them as named arguments."""
+
+    start: Start | StartTime | Position
+    kind: SubscriptionType | None
+    limits: GateLimits | None
+    options: SubscriptionOptions | None
+    properties: Mapping[str, str] | None
+    repair: Repair
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRequest:
+    """A subscription to be opened or created, for `Topic.subscribe` and `Topic.subscribe_all`.
+
+    Attributes:
+        name: The name of the subscription, not empty.
+        start: The first message that a new subscription reads; a stored one continues where it is.
+        kind: The type; None for the stored one, Shared for a new one.
+        limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
+        options: Likewise.
+        properties: The application's properties of a new subscription.
+        repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
+
+    Raises:
+        TypeError: The type is no `SubscriptionType`.
+    """
+
+    name: str
+    start: Start | StartTime | Position = Start.LATEST
+    kind: SubscriptionType | None = None
+    limits: GateLimits | None = None
+    options: SubscriptionOptions | None = None
+    properties: Mapping[str, str] | None = None
+    repair: Repair = Repair.NONE
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
+
+
+class PlannedSubscription(NamedTuple):
+    """A subscription whose cursor is to be opened next; nothing was written yet."""
+
+    opening: CursorOpening
+    kind: SubscriptionType
+    gate: DispatchGate | None
+    options: SubscriptionOptions
 
 
 @final
@@ -117,7 +148,7 @@ class Topic:
         self._publish_elsewhere: Callable[[str, Message, int], object] | None = None
         """Publishes a dead letter to another topic, at a time; None without `Topics`."""
         self._latest_ms = now_ms
-        self._ledger_age = LedgerAge(log, settings.ledger_rollover_ms, now_ms=now_ms)
+        self._ledger_seen = log.ledgers.current_ledger_id, now_ms  # the open ledger, and when it was seen first
         self._trim_attempt: tuple[int, ...] | None = None
         # As they were read last, and when; None if one was opened, closed or deleted since.
         self._mark_deletes: tuple[int, dict[str, Position | None]] | None = None
@@ -145,7 +176,10 @@ class Topic:
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
         now_ms = integer("now_ms", now_ms)
         config = delay_config(settings, name)
-        log = MessageLog.open(store, topic=name, now_ms=now_ms, **settings.log_limits)
+        log = MessageLog.open(
+            store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max,
+            bytes_per_ledger_max=settings.bytes_per_ledger_max, now_ms=now_ms,
+        )  # fmt: skip
         return cls(log, settings, _open_delays(log, config, now_ms=now_ms), now_ms=now_ms)
 
     @property
@@ -178,8 +212,7 @@ class Topic:
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None) -> Publication:
         """Return messages for `publish_all`.
 
-        Raises:
-            As `publish`; nothing is stored.
+        Raises: As `publish`; nothing is stored.
         """
         self._before_publish(now_ms=now_ms)
         return self.publisher.prepare(messages, now_ms=now_ms)
@@ -188,15 +221,21 @@ class Topic:
         """Return whether `prepare` of a number of messages waits for no disk."""
         settings = self.settings
         reads = settings.policies is not None or settings.retention.refuses_publish
-        return not reads and not self._ledger_age.is_over(now_ms=now_ms) and self.log.has_room_for(count)
+        return not reads and not self._is_ledger_old(now_ms=now_ms) and self.log.has_room_for(count)
 
     def _before_publish(self, *, now_ms: int | None) -> None:
-        """Check that messages may be published, and end the open ledger if it is old."""
-        if self._ledger_age.is_over(now_ms=self._at(now_ms)):
+        if self._is_ledger_old(now_ms=self._at(now_ms)):
             self.log.end_ledger()
         if self.settings.retention.refuses_publish and self._is_backlog_exceeded():
             # The store decides: a subscription may have been deleted, or acked more, without this topic.
             self.backlog_report().check(self.name)
+
+    def _is_ledger_old(self, *, now_ms: int) -> bool:
+        """Return whether a publish ends the open ledger for its age. A clock that went back by as much counts, too."""
+        ledger_id = self.log.ledgers.current_ledger_id
+        if ledger_id != self._ledger_seen[0]:
+            self._ledger_seen = ledger_id, now_ms
+        return 0 < self.settings.ledger_rollover_ms <= abs(now_ms - self._ledger_seen[1])
 
     def _is_backlog_exceeded(self) -> bool:
         """Return whether the backlog seems to be above its limit, by subscriptions that were read a minute ago at most.
@@ -276,24 +315,56 @@ class Topic:
         return opened
 
     def _plan(self, request: SubscriptionRequest) -> PlannedSubscription:
-        publishes = self._publish_elsewhere is not None
-        return plan_subscription(self.log, request, settings=self.settings, publishes=publishes)
+        """Check a request for a new subscription, or against the stored one; nothing is written."""
+        log, settings, name = self.log, self.settings, request.name
+        options = settings.options if request.options is None else request.options
+        stored = stored_properties(self.store, topic=self.name, subscription=name)
+        of_type = None if stored is None else type_of(stored, subscription=name)
+        check_type(request.kind, of_type, subscription=name)
+        kind = request.kind or of_type or SubscriptionType.SHARED
+        config, of_topic = subscription_settings(settings, self.name)
+        gate = None if kind.is_single_active else DispatchGate(request.limits or of_topic, broker=settings.broker_limit)
+        check_parts(kind, gate, None, options, publishes=self._publish_elsewhere is not None)
+        if options.dead_letters is not None and options.dead_letters.topic == self.name:
+            if request.options is not None:
+                raise ValueError(
+                    f"dead letters of topic {self.name!r} must go to another topic, or they would come again"
+                )
+            options = replace(options, dead_letters=None)
+        opening = CursorOpening(
+            topic=self.name, subscription=name, ledgers=log.ledgers, config=config, repair=request.repair,
+            start=start_position(log, request.start) if stored is None else None,
+            properties=_application_properties(request.properties) | {TYPE_PROPERTY: kind.value},
+            check=log.check_owned,
+        )  # fmt: skip
+        return PlannedSubscription(opening, kind, gate, options)
 
     def _subscribed(self, planned: PlannedSubscription, cursor: ManagedCursor) -> Subscription:
         """Compose a subscription of its open cursor, and add it to the topic's."""
-        name = planned.opening.subscription
-        subscription = compose_subscription(
-            self.log, planned, cursor, delays=self.delays, publish=self._publish_elsewhere
+        opening, kind, gate, options = planned
+        name = opening.subscription
+        if TYPE_PROPERTY not in cursor.cursor_properties:  # It was created without one.
+            cursor.attached.put_internal(TYPE_PROPERTY, kind.value)
+        view = None if self.delays is None or kind.is_single_active else self.delays.open_view(cursor.is_acked)
+        dead_letters, publish = options.dead_letters, None
+        if self._publish_elsewhere is not None and dead_letters is not None and dead_letters.topic is not None:
+            publish = partial(self._publish_dead_letter, dead_letters.topic, subscription=name)
+        subscription = Subscription(
+            self.log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publish
         )
         self._subscriptions[name] = subscription
         self._cursors.append(((self.name, name), cursor))
         return subscription
 
+    def _publish_dead_letter(self, topic: str, delivery: Delivery, now_ms: int, *, subscription: str) -> bool:
+        assert self._publish_elsewhere is not None
+        self._publish_elsewhere(topic, dead_letter(delivery, topic=self.name, subscription=subscription), now_ms)
+        return True
+
     def stored_subscriptions(self) -> list[StoredSubscription]:
         """Return the stored subscriptions, open or not, as they are stored; none is opened.
 
-        Raises:
-            As `ackstate.inspect.stored_subscriptions.stored_subscriptions`.
+        Raises: As `ackstate.topic.stored_subscriptions`.
         """
         return stored_subscriptions(self.store, self.name, ledgers=self.log.ledgers)
 
@@ -350,7 +421,7 @@ class Topic:
     def may_trim(self, *, now_ms: int) -> bool:
         """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
 
-        Complexity: O(open subscriptions).
+        O(open subscriptions).
         """
         state = self._trim_state(now_ms=now_ms)
         return state is not None and state != self._trim_attempt
@@ -457,8 +528,7 @@ class Topic:
 def close_topics(topics: Sequence[Topic], *, now_ms: int, executor: Executor | None = None) -> None:
     """Close topics of one store; the last records of all their subscriptions share syncs.
 
-    Raises:
-        As `Topic.close`, the first error; all the others were closed nevertheless.
+    It raises the first error, after all the others were closed.
     """
     now_ms = integer("now_ms", now_ms)
     errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms, executor=executor)
@@ -473,41 +543,46 @@ def subscribe_all(
     requests: Sequence[tuple[Topic, SubscriptionRequest]], *, now_ms: int, executor: Executor | None = None
 ) -> list[Subscription | AckStateError]:
     """Open or create subscriptions of topics of one store, as `Topic.subscribe_all`; returns an outcome for each."""
-    names = [(topic.name, request.name) for topic, request in requests]
-    if len(set(names)) < len(names):
+    if len({(topic.name, request.name) for topic, request in requests}) < len(requests):
         raise ValueError("subscriptions that are opened together must have different names")
     outcomes: dict[int, Subscription | AckStateError] = {}
+    new = []
     for number, (topic, request) in enumerate(requests):
         try:
             opened = topic._find_open(request, now_ms=now_ms)
         except AckStateError as error:
             outcomes[number] = error
         else:
-            if opened is not None:
+            if opened is None:
+                new.append(number)
+            else:
                 outcomes[number] = opened
-    new = [number for number in range(len(requests)) if number not in outcomes]
     # All are planned before the first write, so that an invalid argument changes nothing.
+    planned = call_each(lambda number: requests[number][0]._plan(requests[number][1]), new, executor)
     plans: dict[int, PlannedSubscription] = {}
-    for number, plan in zip(
-        new, call_each(lambda number: requests[number][0]._plan(requests[number][1]), new, executor), strict=True
-    ):
+    for number, plan in zip(new, planned, strict=True):
         if isinstance(plan, AckStateError):
             outcomes[number] = plan
         else:
             plans[number] = plan
-    if not plans:
-        return [outcomes[number] for number in range(len(requests))]
-    store, openings = requests[0][0].store, [plan.opening for plan in plans.values()]
-    cursors = open_cursors(store, openings, now_ms=now_ms, executor=executor)
+    openings = [plan.opening for plan in plans.values()]
+    cursors = open_cursors(requests[0][0].store, openings, now_ms=now_ms, executor=executor) if plans else []
     # Composed in this thread: several may be of one topic.
     for (number, plan), cursor in zip(plans.items(), cursors, strict=True):
         try:
-            if isinstance(cursor, AckStateError):
-                raise cursor
-            outcomes[number] = requests[number][0]._subscribed(plan, cursor)
+            outcomes[number] = (
+                cursor if isinstance(cursor, AckStateError) else requests[number][0]._subscribed(plan, cursor)
+            )
         except AckStateError as error:
             outcomes[number] = error
     return [outcomes[number] for number in range(len(requests))]
+
+
+def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
+    for name in properties or {}:
+        if str(name).startswith(INTERNAL_PREFIX):
+            raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {name!r}")
+    return dict(properties or {})
 
 
 def _open_delays(
@@ -519,7 +594,7 @@ def _open_delays(
         return [message.deliver_at_ms for message in log.read(positions)]
 
     storage = SnapshotStorage.of_topic(
-        log.store, log.topic, check=log.check_owner, read_deliver_at_ms=read_deliver_at_ms
+        log.store, log.topic, check=log.check_owned, read_deliver_at_ms=read_deliver_at_ms
     )
     if config is not None and config.tracker is TrackerKind.BUCKETED:
         index, report = BucketedDelayIndex.recover(config, storage=storage, now_ms=now_ms)
@@ -531,3 +606,36 @@ def _open_delays(
         if storage.registry.is_stored:
             storage.delete()
     return None if config is None else TopicDelayIndex.from_config(config)
+
+
+def delete_topic(store: Store, topic: str) -> bool:
+    """Delete a topic with all of its subscriptions. Owners that have it open are fenced.
+
+    First the log is taken over. Then the subscriptions are deleted, then the delay buckets, then all messages at once,
+    and last the record of the log. So a crash leaves a topic that opens, with fewer subscriptions or without messages,
+    or none. If another owner opens the topic before the messages are deleted, it keeps them, and the subscriptions that
+    are left; it rebuilds delay buckets that are gone from them. The policies of the topic stay.
+
+    Returns:
+        Whether there was anything to delete.
+
+    Raises:
+        TypeError, ValueError: The topic is no text, or is empty.
+        UnsupportedVersionError: The record of the log or of a subscription has another version.
+        LogFencedError: Another owner has opened the topic meanwhile; some subscriptions may be deleted, no message is.
+        StoreError, CorruptStateError: The storage failed; a part may be deleted. Call again, or open the topic.
+
+    Complexity: O(ledgers of the store).
+    """
+    check_name("topic", topic)
+    paths = sorted(subscription_paths(store, topic))
+    root, _, name = log_path(topic).rpartition("/")
+    is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or name in store.metadata.children(root)
+    if not paths and not is_stored and not SnapshotStorage.of_topic(store, topic).is_stored:
+        return False
+    ownership = LogOwnership.take_over(store, topic)
+    for path in paths:
+        delete_cursor(store, path, check=ownership.check)
+    SnapshotStorage.of_topic(store, topic, check=ownership.check).delete()
+    ownership.delete()
+    return True

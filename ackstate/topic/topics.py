@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING, Self, final
+from urllib.parse import unquote
 
 from ackstate.checks import integer
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
 from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each
-from ackstate.topic.deletion import delete_topic, stored_topics
-from ackstate.topic.publish_all import publish_all
+from ackstate.topic.log import MessageLog, Publication, log_owner, log_path
 from ackstate.topic.settings import TopicSettings, policy_owner
-from ackstate.topic.topic import Topic, close_topics, subscribe_all
+from ackstate.topic.topic import Topic, close_topics, delete_topic, subscribe_all
 from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.results import PersistResult
     from ackstate.dispatch.subscription import Subscription
+    from ackstate.message import Message
     from ackstate.position import Position
     from ackstate.stores.base import Store
-    from ackstate.topic.message_log import Message
-    from ackstate.topic.subscribing import SubscriptionRequest
+    from ackstate.topic.publish import TopicPublisher
+    from ackstate.topic.topic import SubscriptionRequest
 
 
 @final
@@ -145,7 +147,10 @@ class Topics:
 
         Complexity: O(ledgers of the store).
         """
-        return stored_topics(self.store)
+        root, prefix = log_path("x").rpartition("/")[0], log_owner("")
+        owners = self.store.ledgers.owners()
+        owning = (owner.removeprefix(prefix) for owner in owners if owner.startswith(prefix))
+        return sorted({unquote(name) for name in (*self.store.metadata.children(root), *owning) if name})
 
     def delete(self, name: str, *, now_ms: int) -> bool:
         """Delete a topic, open or not, with its subscriptions, messages and policies; return whether there was one.
@@ -243,3 +248,65 @@ class Topics:
     def _at(self, now_ms: int) -> int:
         self._latest_ms = integer("now_ms", now_ms)
         return self._latest_ms
+
+
+def publish_all(
+    batches: Iterable[tuple[MessageLog | TopicPublisher | Topic, Sequence[Message]]],
+    *,
+    now_ms: int | None = None,
+    executor: Executor | None = None,
+) -> list[list[Position] | AckStateError]:
+    """Append messages to the logs of many topics with one sync; those of one topic all or none.
+
+    Logs that begin a ledger do so in threads; a store on a disk shares a sync among the threads that wait for one.
+
+    Args:
+        batches: Each log, or the publisher or the topic of one, with its messages. The logs share a store, and each
+            comes once.
+        now_ms: As for `TopicPublisher.publish`. A log stores its messages as they are.
+        executor: As for `persist_all`.
+
+    Returns:
+        For each, in order, the positions, or the error that its own `publish` would have raised: a topic that refuses
+        its messages does not keep those of the others from being stored.
+
+    Raises:
+        TypeError, ValueError: As `MessageLog.publish`; or the logs are not of one store, or one comes twice. No message
+            was stored.
+    """
+    batches = list(batches)
+    logs = [target if isinstance(target, MessageLog) else target.log for target, _ in batches]
+    if len({*map(id, logs)}) < len(logs) or len({id(log.store) for log in logs}) > 1:
+        raise ValueError("logs that are published to together must share a store, and each must come once")
+
+    def prepare(number: int) -> Publication:
+        target, messages = batches[number]
+        return target.prepare(messages, now_ms=now_ms)
+
+    prepared: dict[int, Publication | AckStateError] = {}
+    waiting = []
+    for number, (_, messages) in enumerate(batches):
+        if logs[number].has_room_for(len(messages)):
+            (prepared[number],) = call_each(prepare, [number])
+        else:
+            waiting.append(number)
+    prepared.update(zip(waiting, call_each(prepare, waiting, executor), strict=True))
+    in_order = [prepared[number] for number in range(len(batches))]
+    appended = iter(append_publications([each for each in in_order if isinstance(each, Publication)]))
+    return [each if isinstance(each, AckStateError) else each.finish(next(appended)) for each in in_order]
+
+
+def append_publications(publications: Sequence[Publication]) -> list[int | AckStateError]:
+    """Append the entries of publications to their logs with one sync; each succeeds or fails by itself.
+
+    Returns, for `Publication.finish` of each, the id of its last entry (-1 for one without entries), or why it failed.
+    This only writes: it may overlap with any call but a publish to one of the logs.
+    """
+    appends = [(each.ledger_id, each.entries) for each in publications if each.entries]
+    if not appends:
+        return [-1 for _ in publications]
+    try:
+        outcomes = iter(publications[0].log.store.ledgers.append_many(appends))
+    except AckStateError as error:
+        outcomes = iter([copy(error) for _ in appends])
+    return [next(outcomes) if each.entries else -1 for each in publications]

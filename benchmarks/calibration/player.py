@@ -10,11 +10,12 @@ from ackstate.analysis.trace.events import EventKind
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.ledger_map import LedgerMap
 from ackstate.limits.gate import DispatchGate, GateLimits
+from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from benchmarks.calibration.workload import ENTRIES_PER_LEDGER, SUBSCRIPTION, CalibrationError
 
 if TYPE_CHECKING:

@@ -38,9 +38,10 @@ from ackstate.cursor.formats import Format
 from ackstate.cursor.results import RecoverySource
 from ackstate.errors import AckStateError, CursorFencedError
 from ackstate.ledger_map import LedgerMap
+from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from crash.bookkeeper_cluster import bookkeeper_options, running_cluster
 from crash.stopped_publisher import StoppedPublisher, difference
 

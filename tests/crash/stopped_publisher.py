@@ -15,9 +15,10 @@ from pathlib import Path
 
 from ackstate.analysis.crash import dying
 from ackstate.errors import LogFencedError
+from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from crash import PATHS
 
 _FENCED = "fenced"

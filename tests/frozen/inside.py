@@ -7,7 +7,7 @@ import hashlib
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states, encode_ack_states
 from ackstate.limits.policies import decode_policies, encode_policies
-from ackstate.topic.log_ownership import decode_log_record, encode_log_record
+from ackstate.topic.log import decode_log_record, encode_log_record
 from ackstate.wire import native
 from ackstate.wire.native import decode_pointer, encode_pointer
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment, encode_metadata, encode_segment

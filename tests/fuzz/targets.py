@@ -31,7 +31,7 @@ from ackstate.pulsar_conf import decode_properties
 from ackstate.stores import bookkeeper, zookeeper
 from ackstate.stores.pulsar import parse_pulsar_url
 from ackstate.stores.sqlite import SqliteStore
-from ackstate.topic.log_ownership import decode_log_record
+from ackstate.topic.log import decode_log_record
 from ackstate.wire import native, pulsar
 from ackstate.wire.native import JournalOffset, decode_deltas
 from ackstate.wire.pulsar import delay_snapshot

@@ -10,8 +10,8 @@ from itertools import pairwise
 from ackstate import ManagedCursor, Position
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.recovery import Recovery
-from ackstate.inspect.stored_subscriptions import stored_subscriptions
 from ackstate.stores.pulsar import TopicOwnedError, hold_topic, open_cluster
+from ackstate.topic.subscriptions import stored_subscriptions
 from ackstate.topic_name import persistence_name
 from live.findings import Section
 from live.messages import client_of, place_of, publish, receive, subscribe

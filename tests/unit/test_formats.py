@@ -18,7 +18,7 @@ from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording
 from ackstate.limits.policies import decode_policies
-from ackstate.topic.log_ownership import decode_log_record
+from ackstate.topic.log import decode_log_record
 from ackstate.wire.native import decode, decode_pointer
 from trace_files import read_back
 

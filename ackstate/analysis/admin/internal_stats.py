@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from ackstate.inspect.store import find_cursors, inspect_cursor
+from ackstate.inspect import find_cursors, inspect_cursor
 from ackstate.position import Position
-from ackstate.topic.message_log import MessageLog
+from ackstate.topic.log import MessageLog
 from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from ackstate.cursor.formats import CursorState
-    from ackstate.inspect.findings import CursorInspection
+    from ackstate.inspect import CursorInspection
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import Store
 

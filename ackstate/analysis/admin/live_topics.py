@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig
     from ackstate.dispatch.subscription import Subscription
     from ackstate.limits.gate import GateLimits
-    from ackstate.topic.message_log import MessageLog
+    from ackstate.topic.log import MessageLog
 
 PERSISTENT = "persistent"
 

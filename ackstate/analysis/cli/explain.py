@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.live_explanation import ExplainedHole
     from ackstate.dispatch.explain import HoleReport, StoredHoles
-    from ackstate.inspect.findings import CursorInspection
+    from ackstate.inspect import CursorInspection
 
 _TIME_MS_MAX = 2**63 - 1
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
@@ -86,8 +86,8 @@ def explain(
         option = "--tls-trust-cert-path" if token_file is None else "--token-file"
         raise typer.BadParameter(f"{option} is for the http:// or https:// URL of a broker alone")
     from ackstate.dispatch.explain import explain_stored
-    from ackstate.inspect.message_logs import find_message_log
-    from ackstate.inspect.store import find_cursors, inspect_cursor
+    from ackstate.inspect import find_cursors, inspect_cursor
+    from ackstate.topic.subscriptions import find_message_log
 
     present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     explained: list[tuple[CursorInspection, StoredHoles | None]] = []

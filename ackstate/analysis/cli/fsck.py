@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.inspect.findings import CursorInspection
+    from ackstate.inspect import CursorInspection
 
 
 def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyBytesOption = None) -> None:
@@ -36,7 +36,7 @@ def fsck(store: StoreArgument, json: JsonOption = False, copy_bytes_max: CopyByt
     Exit status: 0 all cursors open, 1 some do not or are left out, 2 the store
     cannot be read.
     """
-    from ackstate.inspect.store import inspect_store
+    from ackstate.inspect import inspect_store
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         found = list(inspect_store(opened))

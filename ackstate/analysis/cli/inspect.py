@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges, Run
-    from ackstate.inspect.findings import CursorInspection, JournalRecord
+    from ackstate.inspect import CursorInspection, JournalRecord
 
 _SHOWN = 20  # ranges and batches, without --all-ranges
 
@@ -47,7 +47,7 @@ def inspect(
 
     Exit status: 0, 1 if a cursor cannot be opened, 2 if the store cannot be read.
     """
-    from ackstate.inspect.store import find_cursors, inspect_cursor
+    from ackstate.inspect import find_cursors, inspect_cursor
 
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
         names = chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription)

@@ -19,7 +19,7 @@ from ackstate.errors import AckStateError, CorruptStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ackstate.inspect.findings import CursorInspection, CursorName, Note, Problem, RepairOutcome
+    from ackstate.inspect import CursorInspection, CursorName, Note, Problem, RepairOutcome
     from ackstate.position import Position
     from ackstate.stores.base import Store
     from ackstate.stores.pulsar import PulsarLayout

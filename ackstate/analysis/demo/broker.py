@@ -22,9 +22,9 @@ from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
-from ackstate.message import Message
+from ackstate.message import NO_DELAY, Message
 from ackstate.position import Position
-from ackstate.topic.message_log import NO_DELAY, MessageLog
+from ackstate.topic.log import MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, his
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.journal import ROOT
-from ackstate.topic.message_log import MessageLog
+from ackstate.topic.log import MessageLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -7,8 +7,8 @@ from contextlib import suppress
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.dispatch import SubscriptionType
 from ackstate.dispatch.admission import AckRefusedError
+from ackstate.message import NO_DELAY, Message
 from ackstate.stores.base import PayloadTooLargeError
-from ackstate.topic.message_log import NO_DELAY, Message
 from crash.model import checks
 from crash.model.numbered_log import words_of
 from crash.model.settings import CONSUMERS, TICK_MS, Tracker

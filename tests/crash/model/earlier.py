@@ -5,9 +5,10 @@ from __future__ import annotations
 from ackstate.analysis.crash.promises import Promise, hold
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import CursorFencedError
+from ackstate.message import Message
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from crash.model.client_events import append
 
 

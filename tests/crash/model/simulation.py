@@ -24,10 +24,11 @@ from ackstate.delay import (
 )
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.limits import BrokerLimit
+from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from crash.model import checks
 from crash.model.broker_events import EVENTS
 from crash.model.client_events import drain, work_meanwhile

@@ -26,17 +26,17 @@ from ackstate import (
     Subscription,
     UnsupportedVersionError,
 )
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import inspect_store
+from ackstate.message import NO_DELAY
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import MessageLog, Retention, trim_log
-from ackstate.topic.log_ownership import (
+from ackstate.topic.log import (
     LogRecord,
     decode_log_record,
     encode_log_record,
     log_owner,
     log_path,
 )
-from ackstate.topic.message_log import NO_DELAY
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAULTS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ackstate import LogFencedError, ManagedCursor, MemoryStore, Message, Position, StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import MessageLog, Retention, trim_log
-from ackstate.topic.log_ownership import log_owner
+from ackstate.topic.log import log_owner
 
 NAMES = st.sampled_from("ab")
 ENTRY_BYTES = 16 + 2  # of a message without a key and with two bytes

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ackstate import AckRefusedError, CursorConfig, SubscriptionType
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import GateLimits
-from ackstate.topic.message_log import NO_DELAY, Message
+from ackstate.message import NO_DELAY, Message
 from topics import NumberedTopic
 
 NAMES = "abc"

@@ -23,8 +23,8 @@ from ackstate import (
 )
 from ackstate.cursor.journal import ROOT, cursor_owner, cursor_path, delete_subscription
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.topic.deletion import delete_topic, stored_topics
-from ackstate.topic.log_ownership import log_owner
+from ackstate.topic import Topics, delete_topic
+from ackstate.topic.log import log_owner
 
 SUBSCRIPTION = "s"
 PATH = cursor_path("t", SUBSCRIPTION)
@@ -250,7 +250,7 @@ def is_owner(owner):
 
 def check_nothing_left(store):
     check_nothing_left_of(store, ledger_count=0, journals_max=0)
-    assert stored_topics(store) == store.metadata.children(ROOT) == []
+    assert Topics(store).stored() == store.metadata.children(ROOT) == []
 
 
 @pytest.mark.parametrize("form", Format)

@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 
 from ackstate import CursorConfig, CursorFencedError, Format, ManagedCursor, Position
 from ackstate.analysis.pulsar.transfer.export import exported_cursors
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import inspect_store
 from ackstate.stores.base import (
     ABSENT,
     LedgerFencedError,

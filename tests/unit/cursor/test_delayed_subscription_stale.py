@@ -13,7 +13,7 @@ from ackstate.dispatch import SubscriptionType
 from ackstate.dispatch.messages import UnackedMessages
 from ackstate.limits import GateLimits
 from ackstate.stores.base import LedgerNotFoundError, StoreError
-from ackstate.topic.message_log import log_owner
+from ackstate.topic.log import log_owner
 from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 
 LATER_LEDGER = Position(10**6, 0)

@@ -20,7 +20,7 @@ from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.cursor.recovery import TERMS_PATH as TERMS
 from ackstate.cursor.recovery import raise_term_floor, term_floor
 from ackstate.cursor.results import RecoverySource
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
 
 P = Position

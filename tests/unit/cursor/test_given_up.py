@@ -21,7 +21,7 @@ from ackstate import (
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.store import remarks
 from ackstate.cursor.journal import cursor_path
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import inspect_store
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.wire.pulsar import CursorInfo, encode_cursor_info
 

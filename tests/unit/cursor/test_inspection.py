@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Message, Position, Repair
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.inspect.findings import Status
-from ackstate.inspect.store import find_cursors, inspect_cursor, inspect_store
+from ackstate.inspect import Status, find_cursors, inspect_cursor, inspect_store
 from ackstate.stores.base import ABSENT, Versioned
 from ackstate.topic import MessageLog
-from ackstate.topic.log_ownership import log_path
+from ackstate.topic.log import log_path
 from ackstate.wire import native
 
 TOPIC, SUBSCRIPTION = "persistent://a/b/orders", "billing/eu"

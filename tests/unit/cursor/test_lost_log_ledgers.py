@@ -20,10 +20,10 @@ from ackstate import (
     Topic,
     TopicSettings,
 )
+from ackstate import inspect as inspection
 from ackstate.analysis.admin.internal_stats import internal_stats
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
-from ackstate.inspect import store as inspection
 from ackstate.wire import pulsar
 from ackstate.wire.pulsar import CursorInfo
 

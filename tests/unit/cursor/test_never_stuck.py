@@ -25,9 +25,9 @@ from ackstate import (
 from ackstate.delay import TopicDelayIndex
 from ackstate.deleted_ranges import isolated_range_bytes
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.message import NO_DELAY
 from ackstate.stores.memory import MemoryDisk
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import NO_DELAY
 
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 # A cursor ledger that cannot be written leaves nothing: the metadata store is not given so much.

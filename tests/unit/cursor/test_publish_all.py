@@ -13,11 +13,11 @@ from ackstate.limits.policies import (
     DeliveryDelayExceededError,
     effective,
 )
+from ackstate.message import NO_DELAY
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import MessageLog, PublishCounters, TopicPublisher, publish_all
-from ackstate.topic.log_ownership import LogFencedError
-from ackstate.topic.message_log import NO_DELAY
-from ackstate.topic.publisher import OVERRIDDEN, REJECTED
+from ackstate.topic.log import LogFencedError
+from ackstate.topic.publish import OVERRIDDEN, REJECTED
 
 
 def messages(*payloads, deliver_at_ms=NO_DELAY):

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from ackstate import CursorConfig, LogFencedError, ManagedCursor, MemoryStore, Message, StoreError, Subscription
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DeliveryDelayExceededError, DispatchGate, EffectiveDelayedDelivery, GateLimits
+from ackstate.message import NO_DELAY
 from ackstate.metrics import PublishCollector
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import CounterSample, MessageLog, PublishCounters, TopicPublisher
-from ackstate.topic.message_log import NO_DELAY
 
 ORDERS = "persistent://public/default/orders"
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"

@@ -24,12 +24,11 @@ from ackstate import (
 from ackstate.cursor.journal import cursor_path
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.explain import explain_stored
-from ackstate.inspect.findings import Status
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import Status, inspect_store
 from ackstate.stores.base import Versioned
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import BacklogPolicy, BacklogReport, MessageLog, Retention, backlog_report, trim_log
-from ackstate.topic.log_ownership import decode_log_record, encode_log_record, log_owner, log_path
+from ackstate.topic.log import decode_log_record, encode_log_record, log_owner, log_path
 
 NOTHING_KEPT = Retention()
 ENTRY_BYTES = 16 + 4  # of a message without a key and with four bytes

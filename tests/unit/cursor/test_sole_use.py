@@ -10,7 +10,7 @@ import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import SoleUse
+from ackstate.topic.log import SoleUse
 
 
 class Elsewhere:

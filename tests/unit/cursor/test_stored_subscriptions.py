@@ -23,10 +23,9 @@ from ackstate import (
 )
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.inspect.stored_subscriptions import StoredSubscription, stored_subscriptions
 from ackstate.stores.base import Versioned
 from ackstate.topic import MessageLog
-from ackstate.topic.subscription_type import TYPE_PROPERTY
+from ackstate.topic.subscriptions import TYPE_PROPERTY, StoredSubscription, stored_subscriptions
 
 TOPIC = "persistent://a/b/orders"
 PATH = cursor_path(TOPIC, "s")

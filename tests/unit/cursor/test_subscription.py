@@ -19,9 +19,9 @@ from ackstate import (
 )
 from ackstate.delay import TopicDelayIndex
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.message import NO_DELAY
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import NO_DELAY
 
 
 class TopicOnStore:

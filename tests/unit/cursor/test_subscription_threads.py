@@ -16,8 +16,8 @@ import pytest
 from ackstate import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, StoreError, Subscription
 from ackstate.dispatch import AckRefusedError
 from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.message import Message
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import Message
 
 LIMIT = 1_024
 MESSAGES = 1_500

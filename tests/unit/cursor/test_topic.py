@@ -20,7 +20,7 @@ from ackstate import (
     Topics,
     TopicSettings,
 )
-from ackstate.inspect.store import inspect_store
+from ackstate.inspect import inspect_store
 from ackstate.limits import DelayedDeliveryPolicies, DeliveryDelayExceededError, GateLimits
 from ackstate.limits.policies import Policies, PolicyOwner, PolicyStore
 from ackstate.stores.memory import Fault, FaultKind

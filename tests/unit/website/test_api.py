@@ -12,8 +12,6 @@ from website import api
 DOCUMENTED = Counter(name for page in api.PAGES for names in page.names.values() for name in names)
 NOT_IN_A_PACKAGE = {
     "ackstate.stores.bookkeeper.BookKeeperStore",  # needs the extra `bookkeeper`
-    "ackstate.inspect.stored_subscriptions.StoredSubscription",
-    "ackstate.inspect.stored_subscriptions.stored_subscriptions",
 }
 MODULES = (
     "ackstate.cursor",

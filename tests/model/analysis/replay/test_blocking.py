@@ -23,10 +23,11 @@ from ackstate.analysis.trace.recorder import Frame
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate, GateLimits
+from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
-from ackstate.topic.message_log import Message, MessageLog
+from ackstate.topic.log import MessageLog
 from chunks import chunk_of
 from strategies import few
 

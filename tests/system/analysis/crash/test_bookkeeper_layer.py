@@ -13,7 +13,7 @@ from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.base import ABSENT
 from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
-from ackstate.topic.log_ownership import LogOwnership, LogRecord
+from ackstate.topic.log import LogOwnership, LogRecord
 from crash import bookkeeper as layer
 from crash import bookkeeper_cluster, zookeeper_server
 from crash.bookkeeper import SIZE, SharedClient, bookkeeper, run

@@ -13,7 +13,7 @@ import pytest
 from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
 from ackstate.analysis.cli.explain import _duration
 from ackstate.topic import MessageLog
-from ackstate.topic.message_log import log_owner
+from ackstate.topic.log import log_owner
 from command_line import assert_one_line, run, tree
 
 TOPIC = "persistent://a/b/orders"

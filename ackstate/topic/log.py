@@ -1,25 +1,48 @@
-"""The message log of a topic, in ledgers of a store.
+"""The message log of a topic, in ledgers of a store, and who owns it.
 
-One owner at a time writes a log: `MessageLog.open` fences every earlier one (`ackstate.topic.log_ownership`).
+A record in the metadata store names the owner's term and its open ledger. Opening a log to write raises the term by
+compare-and-set and fences the ledger that the record names. An owner appends to no ledger before the record names it,
+and closes it, by a fence, before the record names the next one. So an earlier owner can neither append nor begin a
+ledger, at any step, and an open fences one ledger however many the log has.
+
+A trim names the first ledger that stays in the record, and deletes the ledgers below it after that. So an earlier
+owner cannot trim either, ledgers that a crash leaves over are no longer part of the log, and it does not matter when
+they are deleted. The record also has the sizes of closed ledgers, so that no open needs to read them, and the times of
+the last publish to each, which no message has: its own time is the producer's.
+
+An owner that finds out that it is none any more deletes nothing, not even a ledger that it has just created: the next
+owner has it in its log, as an empty one, or will. Its trims delete it.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from contextlib import suppress
+from itertools import pairwise
 from operator import index as operator_index
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, NamedTuple, final
+from urllib.parse import quote
 from weakref import WeakSet
 
-from ackstate.checks import check_count, check_within, integer
-from ackstate.errors import AckStateError, CorruptStateError
+import google_crc32c
+
+from ackstate.checks import LONG_MAX, check_count, check_within, integer
+from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
-from ackstate.message import NO_DELAY, Message, checked_messages, decode_messages, encode_message
+from ackstate.message import checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
-from ackstate.topic.log_ownership import LogOwnership, LogRecord, find_log_record, log_owner
+from ackstate.stores.base import (
+    ABSENT,
+    DamagedValueError,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    StoreError,
+    VersionMismatchError,
+)
 from ackstate.topic_name import check_name
+from ackstate.wire.native import CHECKSUM, check_version, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +50,288 @@ if TYPE_CHECKING:
 
     from ackstate.delay.view import SharedDelayIndex
     from ackstate.dispatch.options import LogListener
-    from ackstate.stores.base import Store
+    from ackstate.message import Message
+    from ackstate.stores.base import MetadataStore, Store
 
+ROOT = "/message-logs"
+MAGIC = b"ACKL"
+VERSION = 2
+LEDGER_SIZES_MAX = 4_096
+"""The most ledgers whose sizes and times a record has, 128 KiB: it is written whenever a ledger begins."""
 
+BYTES_PER_LEDGER_MAX = 2_048 << 20
+"""The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
+
+_RECORD = struct.Struct("<4sB3xQQ")  # magic, version, reserved, term, open ledger
+_TRIMMED = struct.Struct("<QI")  # first ledger, number of sizes
+_OF_LEDGER = struct.Struct("<QQ")  # ledger, and its bytes or its time
+_SIZE_MIN = _RECORD.size + CHECKSUM.size
+_NO_LEDGER = 2**64 - 1
+_WHAT = "message log record"
+_TAKEOVER_ATTEMPTS = 10
 _ENTRIES_AT_ONCE = 1_000
+
+
+class LogRecord(NamedTuple):
+    """The record of a message log in the metadata store."""
+
+    term: int  # rises whenever the log is opened to write: a record of another term is another owner's
+    open_ledger_id: int | None  # the only ledger that may be appended to; None if all are closed
+    first_ledger_id: int = 0  # those below it were trimmed; what is left of them is to be deleted
+    ledger_sizes: tuple[tuple[int, int], ...] = ()  # bytes of closed ledgers, by ledger id, rising; any may be missing
+    published_ms: tuple[tuple[int, int], ...] = ()  # the owner's time at the last publish to each, likewise
+
+
+def encode_log_record(record: LogRecord) -> bytes:
+    """Return the bytes of a record."""
+    ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
+    covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
+    covered += _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes))
+    covered += b"".join(_OF_LEDGER.pack(*each) for each in (*record.ledger_sizes, *record.published_ms))
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+
+
+def decode_log_record(data: bytes) -> LogRecord:
+    """Return a record; raises `UnsupportedVersionError`, or `CorruptStateError` if anything else is wrong."""
+    if len(data) < _SIZE_MIN:
+        corrupt(len(data), f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes", what=_WHAT)
+    magic, version, term, ledger_id = _RECORD.unpack_from(data)
+    if magic != MAGIC:
+        corrupt(0, MAGIC, magic, what=_WHAT)
+    check_version(version, VERSION, what=_WHAT)
+    end = len(data) - CHECKSUM.size
+    computed, (stored,) = google_crc32c.value(data[:end]), CHECKSUM.unpack_from(data, end)
+    if stored != computed:
+        corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
+    if not version or any(data[5:8]):
+        corrupt(4, f"version {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
+    at = _RECORD.size + _TRIMMED.size
+    if end < at:
+        corrupt(end, f"at least {at} bytes", f"{end} bytes", what=_WHAT)
+    first_ledger_id, count = _TRIMMED.unpack_from(data, _RECORD.size)
+    times_at = at + count * _OF_LEDGER.size
+    if end < times_at or (end - times_at) % _OF_LEDGER.size:
+        corrupt(at, f"the sizes of {count} ledgers, then times", f"{end - at} bytes", what=_WHAT)
+    open_ledger_id = None if ledger_id == _NO_LEDGER else ledger_id
+    sizes, times = _decode_ledgers(data, at, times_at), _decode_ledgers(data, times_at, end)
+    return LogRecord(term, open_ledger_id, first_ledger_id, sizes, times)
+
+
+def _decode_ledgers(data: bytes, at: int, end: int) -> tuple[tuple[int, int], ...]:
+    found = tuple(_OF_LEDGER.iter_unpack(data[at:end]))
+    if any(one[0] >= other[0] for one, other in pairwise(found)):
+        corrupt(at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in found][:8]}", what=_WHAT)
+    return found
+
+
+@final
+class LogOwnership:
+    """The right to write one topic's message log, until another owner takes it over. Created by `take_over`.
+
+    Not safe for concurrent use.
+    """
+
+    def __init__(self, store: Store, topic: str, *, record: LogRecord, version: int) -> None:
+        self._store = store
+        self._topic = topic
+        self._record = record  # the last that was written
+        self._version = version  # of the record, as far as this owner has seen
+        self._in_doubt: list[bytes] = []  # records that may have been written since
+        self._open_ledger_id: int | None = None  # none before `begin_ledger`: all that the log has are closed
+        self._created: int | None = None  # a ledger that the record does not name yet, or whose naming is unknown
+        self._is_fenced = False
+
+    @classmethod
+    def take_over(cls, store: Store, topic: str) -> LogOwnership:
+        """Become the owner of a log, which need not exist, and stop every earlier owner; errors as `MessageLog.open`.
+
+        A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
+        """
+        path = log_path(topic)
+        for _ in range(_TAKEOVER_ATTEMPTS):
+            record, version = _find(store.metadata, path)
+            if record is None:
+                # Before the record is replaced: the owner after this one has no reason to fence them.
+                for ledger_id in store.ledgers.owned_by(log_owner(topic)):
+                    _fence(store, ledger_id)
+                record = LogRecord(0, None)
+            record = record._replace(term=record.term + 1)
+            with suppress(VersionMismatchError):
+                version = store.metadata.put(path, encode_log_record(record), expected_version=version)
+                if record.open_ledger_id is not None:
+                    _fence(store, record.open_ledger_id)
+                return cls(store, topic, record=record, version=version)
+        raise StoreError(f"{path}: the record kept changing while the message log was opened")
+
+    @property
+    def record(self) -> LogRecord:
+        """The record as this owner wrote it last."""
+        return self._record
+
+    def begin_ledger(
+        self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int
+    ) -> int:
+        """Create a ledger that this owner may append to until it is closed, and return its id.
+
+        After a `StoreError`, the next call tries again with the same ledger.
+        """
+        assert self._open_ledger_id is None
+        if self._is_fenced:
+            raise self.fenced()
+        if self._created is None:
+            self._created = self._store.ledgers.create(log_owner(self._topic))
+        self._write(self._created, ledger_sizes, published_ms, first_ledger_id)
+        self._open_ledger_id, self._created = self._created, None
+        return self._open_ledger_id
+
+    def trim(self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int) -> None:
+        """Note that the ledgers below one are no longer part of the log: from then on they may be deleted.
+
+        It is written even if the record names that ledger already: so the log is still this owner's.
+        """
+        if self._is_fenced:
+            raise self.fenced()
+        self._write(self._open_ledger_id, ledger_sizes, published_ms, first_ledger_id)
+
+    def close_ledger(self) -> int | None:
+        """Refuse every later append to the open ledger, and return the id of its last entry; None if none is open."""
+        if self._open_ledger_id is None:
+            return None
+        try:
+            last = self._store.ledgers.fence(self._open_ledger_id)
+        except LedgerNotFoundError as error:
+            raise self.fenced() from error
+        self._open_ledger_id = None
+        return last
+
+    def check(self) -> None:
+        """Raise `LogFencedError` if another owner has opened the log, `StoreError` if it cannot be found out."""
+        found = self._store.metadata.get(log_path(self._topic))
+        if found is None or (found.version != self._version and found.data not in self._in_doubt):
+            raise self.fenced()
+
+    def delete(self) -> None:
+        """Delete the log: all of it is trimmed, then its ledgers are deleted, the lowest first, and then its record.
+
+        A crash leaves the log as it was, or an empty one, or nothing. An owner that opens the log after the trim has a
+        new one.
+        """
+        ledgers = self._store.ledgers
+        owned = ledgers.owned_by(log_owner(self._topic))
+        self.trim({}, {}, first_ledger_id=max((self._record.first_ledger_id, *(each + 1 for each in owned))))
+        for ledger_id in owned:
+            ledgers.delete(ledger_id)
+        with suppress(VersionMismatchError):
+            self._store.metadata.delete(log_path(self._topic), expected_version=self._version)
+        self._is_fenced = True
+
+    def fenced(self) -> LogFencedError:
+        """Give up the log for good, and return the error for its callers."""
+        self._is_fenced = True
+        if self._created is not None:
+            # The record of another owner may name it, or its log may have it.
+            self._created = None
+            with suppress(AckStateError):
+                self._delete_if_deleted()
+        return LogFencedError(f"the message log of topic {self._topic!r} has been opened by another owner since")
+
+    def _delete_if_deleted(self) -> None:
+        """Delete the empty ledgers of a topic that has been deleted: no one may ever open it again."""
+        ledgers = self._store.ledgers
+        if self._store.metadata.get(log_path(self._topic)) is None:
+            owned = ledgers.owned_by(log_owner(self._topic))
+            if owned and all(ledgers.last(ledger_id) < 0 for ledger_id in owned):
+                LogOwnership(self._store, self._topic, record=LogRecord(1, None), version=ABSENT).delete()
+
+    def _write(
+        self,
+        open_ledger_id: int | None,
+        ledger_sizes: Mapping[int, int],
+        published_ms: Mapping[int, int],
+        first_ledger_id: int,
+    ) -> None:
+        sizes, times = (
+            tuple(sorted((ledger_id, number) for ledger_id, number in known.items() if ledger_id != open_ledger_id))
+            for known in (ledger_sizes, published_ms)
+        )
+        record = LogRecord(
+            self._record.term, open_ledger_id, first_ledger_id, sizes[-LEDGER_SIZES_MAX:], times[-LEDGER_SIZES_MAX:]
+        )
+        try:
+            self._version = self._put(encode_log_record(record))
+        except CorruptStateError as error:
+            raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
+        self._record = record
+        self._in_doubt.clear()
+
+    def _put(self, encoded: bytes) -> int:
+        """Replace the record of this owner, and return the new version."""
+        path = log_path(self._topic)
+        if encoded not in self._in_doubt:
+            self._in_doubt.append(encoded)
+        try:
+            return self._store.metadata.put(path, encoded, expected_version=self._version)
+        except VersionMismatchError as error:
+            # An earlier attempt may have happened although the store reported a failure. No one else writes these
+            # bytes: the term is this owner's, and the ledger, too.
+            found = self._store.metadata.get(path)
+            if found is None or found.data not in self._in_doubt:
+                raise self.fenced() from error
+            if found.data == encoded:
+                return found.version
+        try:
+            return self._store.metadata.put(path, encoded, expected_version=found.version)
+        except VersionMismatchError as error:
+            raise self.fenced() from error
+
+
+def check_log_record(metadata: MetadataStore, topic: str) -> None:
+    """Read the record of a topic's log, if there is one, for the errors of `decode_log_record`.
+
+    With another version the log cannot be opened to write; a damaged one is replaced by the next open.
+    """
+    found = metadata.get(log_path(topic))
+    if found is not None:
+        decode_log_record(found.data)
+
+
+def find_log_record(metadata: MetadataStore, topic: str) -> LogRecord:
+    """Return the record of a topic's log; one without contents if there is none, or if it cannot be read."""
+    try:
+        record, _ = _find(metadata, log_path(topic))
+    except UnsupportedVersionError:
+        record = None
+    return record or LogRecord(0, None)
+
+
+def log_owner(topic: str) -> str:
+    """Return in whose name the ledgers of a topic's log are created."""
+    return f"topic {quote(topic, safe='')}"
+
+
+def log_path(topic: str) -> str:
+    """Return the metadata path of the record of a topic's log."""
+    return f"{ROOT}/{quote(topic, safe='')}"
+
+
+def _find(metadata: MetadataStore, path: str) -> tuple[LogRecord | None, int]:
+    """Return the record, None if there is none or it cannot be read, and the version that a `put` must expect."""
+    try:
+        found = metadata.get(path)
+    except DamagedValueError as error:
+        return None, error.version
+    if found is None:
+        return None, ABSENT
+    try:
+        return decode_log_record(found.data), found.version
+    except CorruptStateError:
+        return None, found.version
+
+
+def _fence(store: Store, ledger_id: int) -> None:
+    # One that was deleted takes no appends either.
+    with suppress(LedgerNotFoundError):
+        store.ledgers.fence(ledger_id)
 
 
 @final
@@ -38,12 +339,7 @@ class LedgerSizes:
     """Bytes of the entries of each ledger of one log. Not safe for concurrent use.
 
     They are counted as they are appended, and the log's record has those of ledgers that were closed. A ledger whose
-    owner crashed has no size there, nor has one of a release without sizes: it is read, once.
-
-    Args:
-        store: Where the ledgers live.
-        ledgers: How many entries each has.
-        known: The sizes in the log's record, by ledger id.
+    owner crashed has no size there: it is read, once.
     """
 
     def __init__(self, store: Store, ledgers: LedgerMap, known: Iterable[tuple[int, int]]) -> None:
@@ -84,10 +380,7 @@ class LedgerSizes:
     def of(self, ledger_id: int) -> int:
         """Return the bytes of a ledger; 0 if it is damaged, so that it does not count as space that is used.
 
-        Raises:
-            StoreError: The storage failed.
-
-        Complexity: O(1), but the first time O(entries) of a ledger whose size is not known.
+        O(1), but the first time O(entries) of a ledger whose size is not known.
         """
         if ledger_id not in self._known:
             self._known[ledger_id] = self._read(ledger_id)
@@ -96,15 +389,15 @@ class LedgerSizes:
 
     @property
     def whole(self) -> int:
-        """The bytes of the log, errors as for `of`. Complexity: O(1), but the first time after a trim."""
+        """The bytes of the log. O(1), but the first time after a trim."""
         if self._whole is None:
             self._whole = sum(map(self.of, self._ledgers))
         return self._whole
 
     def from_ledger(self, ledger_id: int) -> int:
-        """Return the bytes of a ledger of the log and of all later ones, errors as for `of`.
+        """Return the bytes of a ledger of the log and of all later ones.
 
-        Complexity: O(ledgers between it and that of the last call), or O(ledgers) if it comes before that.
+        O(ledgers between it and that of the last call), or O(ledgers) if it comes before that.
         """
         known_id, size = self._below
         if ledger_id != known_id:
@@ -130,9 +423,6 @@ class SoleUse:
     """A context for one thread at a time; another thread is refused, not held up.
 
     The check costs a fraction of a microsecond. It finds calls that really overlap, and so most mistakes, not all.
-
-    Args:
-        name: The name of the object, for the error.
     """
 
     def __init__(self, name: str) -> None:
@@ -142,13 +432,8 @@ class SoleUse:
         self._user: int | None = None  # the thread in the context
 
     def __enter__(self) -> None:
-        """Begin.
-
-        Raises:
-            RuntimeError: Another thread is in the context.
-        """
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(f"{self._name} is used by two threads at once; see the threading rules")
+            raise self._overlap()
         self._depth += 1
         self._user = get_ident()
 
@@ -164,33 +449,33 @@ class SoleUse:
         """Raise `RuntimeError` if another thread is in the context. Any number of threads may check at once."""
         user = self._user
         if user is not None and user != get_ident():
-            raise RuntimeError(f"{self._name} is used by two threads at once; see the threading rules")
+            raise self._overlap()
 
-
-__all__ = ["NO_DELAY", "Message", "MessageLog", "Publication"]
-
-_COUNT_END = 2**32
-_TIME_MS_MAX = 2**63 - 1
-BYTES_PER_LEDGER_MAX = 2_048 << 20
-"""The bytes after which a ledger is closed, unless the caller that opens a log sets another limit."""
+    def _overlap(self) -> RuntimeError:
+        return RuntimeError(f"{self._name} is used by two threads at once; see the threading rules")
 
 
 class Publication(NamedTuple):
-    """Messages that are about to be appended to a log; made by `MessageLog.prepare`.
-
-    Attributes:
-        log: The log.
-        messages: The messages.
-        ledger_id: The ledger that they go to.
-        entries: The bytes of each.
-        on_stored: Called when they are stored.
-    """
+    """Messages that are about to be appended to a log; made by `MessageLog.prepare`."""
 
     log: MessageLog
     messages: Sequence[Message]
     ledger_id: int
     entries: list[bytes]
     on_stored: Callable[[], object] | None = None
+
+    def append(self) -> list[Position]:
+        """Append them with a sync of their own, and return their positions; errors as `MessageLog.publish`."""
+        if not self.entries:
+            return []
+        with self.log._publishing:
+            try:
+                outcome = self.finish(self.log.store.ledgers.append(self.ledger_id, self.entries))
+            except AckStateError as error:
+                outcome = self.finish(error)
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        return outcome
 
     def finish(self, appended: int | AckStateError) -> list[Position] | AckStateError:
         """Take note of the last entry or the error of the append; return the positions or the error for the publisher.
@@ -277,7 +562,7 @@ class MessageLog:
             StoreError: The storage failed.
         """
         check_name("topic", topic)
-        check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=_COUNT_END)
+        check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=2**32)
         check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
         now_ms = _checked_time(now_ms)
         ownership = LogOwnership.take_over(store, topic)
@@ -323,7 +608,8 @@ class MessageLog:
         """
         if index not in self._fed:
             self._fed.add(index)
-            index.complete_from = _following(self.ledgers.last_confirmed)
+            last = self.ledgers.last_confirmed
+            index.complete_from = Position(last.ledger_id, last.entry_id + 1)
 
     def add_listener(self, listener: LogListener) -> None:
         """Report each later publish to a listener; no-op if it is registered. The log holds no reference to it."""
@@ -347,22 +633,12 @@ class MessageLog:
                 were stored nevertheless are in the log from the next append, or the next open, on.
         """
         with self._publishing:
-            publication = self.prepare(messages, now_ms=now_ms)
-            if not publication.entries:
-                return []
-            try:
-                outcome = publication.finish(self.store.ledgers.append(publication.ledger_id, publication.entries))
-            except AckStateError as error:
-                outcome = publication.finish(error)
-        if isinstance(outcome, AckStateError):
-            raise outcome
-        return outcome
+            return self.prepare(messages, now_ms=now_ms).append()
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
         """Return the next messages, encoded for the open ledger; one with too little room for them is closed.
 
-        Raises:
-            As `publish`; nothing is stored.
+        Raises: As `publish`; nothing is stored.
         """
         messages, now_ms = checked_messages(messages), _checked_time(now_ms)
         contents = [encode_message(message) for message in messages]
@@ -379,7 +655,10 @@ class MessageLog:
         return Publication(self, messages, ledger_id, contents)
 
     def check_owned(self) -> None:
-        """Raise `LogFencedError` if another owner has opened the log, and `ValueError` if it was opened by `find`."""
+        """Raise `LogFencedError` if another owner has opened the log, `StoreError` if it cannot be found out.
+
+        A log that was opened by `find` has no owner: `ValueError`.
+        """
         self._owned("write").check()
 
     def has_room_for(self, count: int) -> bool:
@@ -474,7 +753,6 @@ class MessageLog:
         return fenced
 
     def _begin_ledger(self, ownership: LogOwnership) -> None:
-        """Close the open ledger and begin the next one."""
         self._room = 0  # From here on it is closed, or may be.
         last = ownership.close_ledger()
         if last is not None:
@@ -505,10 +783,6 @@ class MessageLog:
         if delayed:
             for index in self._fed:
                 index.learn(delayed)
-
-    def check_owner(self) -> None:
-        """Raise `LogFencedError` if another owner has opened the log, `StoreError` if it cannot be found out."""
-        self._owned("change it").check()
 
     def can_read(self, ledger_id: int) -> bool:
         """Return whether the messages of a ledger are in the store."""
@@ -544,15 +818,10 @@ def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
 def _checked_time(now_ms: int | None) -> int | None:
     if now_ms is not None:
         now_ms = integer("now_ms", now_ms)
-        check_within("now_ms", now_ms, least=0, most=_TIME_MS_MAX, unit="milliseconds")
+        check_within("now_ms", now_ms, least=0, most=LONG_MAX, unit="milliseconds")
     return now_ms
 
 
-def _following(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
-
-
 def _split(ledger_ids: Sequence[int], first: int) -> tuple[list[int], list[int]]:
-    """Return the ledger ids below one, and the others."""
     at = bisect_left(ledger_ids, first)
     return list(ledger_ids[:at]), list(ledger_ids[at:])

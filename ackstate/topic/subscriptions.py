@@ -1,4 +1,4 @@
-"""Lists the subscriptions that a store has for a topic, without opening them.
+"""The subscriptions that a store has for a topic, and the message log that they ack: read, without opening them.
 
 An open takes a cursor over from its owner. This only reads: nothing is written, fenced or taken over, so it may run
 beside the owner of the topic.
@@ -9,22 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
-from ackstate.cursor.journal import ROOT, cursor_owner
-from ackstate.cursor.recovery import Recovery, UnreadableCursorError
-from ackstate.errors import AckStateError, UnsupportedVersionError
-from ackstate.inspect.store import assumed_log, message_log_ledgers, names_below
+from ackstate.cursor.formats import OWN_PREFIX
+from ackstate.cursor.journal import ROOT, cursor_owner, cursor_path
+from ackstate.cursor.recovery import Recovery, UnreadableCursorError, decode_record
+from ackstate.dispatch.consumers import SubscriptionType
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import PayloadTooLargeError, StoreError
-from ackstate.topic.subscription_type import type_of
+from ackstate.stores.pulsar import PulsarLayout
+from ackstate.topic.log import MessageLog
 from ackstate.topic_name import check_name
+from ackstate.wire import native
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ackstate.cursor.recovery import StoredCursor
-    from ackstate.dispatch.consumers import SubscriptionType
-    from ackstate.ledger_map import LedgerMap
+    from ackstate.dispatch.options import ReadableLog
     from ackstate.position import Position
-    from ackstate.stores.base import Store
+    from ackstate.stores.base import LedgerStore, Store
+
+TYPE_PROPERTY = f"{OWN_PREFIX}type"  # the internal cursor property with the type, as a value of `SubscriptionType`
+
+
+class SubscriptionTypeError(AckStateError):
+    """The subscription is stored with another type; nothing was changed."""
 
 
 class StoredSubscription(NamedTuple):
@@ -80,12 +89,7 @@ def stored_subscriptions(
 
 
 def subscription_paths(store: Store, topic: str, *, owners: Iterable[str] | None = None) -> set[str]:
-    """Return the metadata paths of all subscriptions of a topic, also of those that a crash has left parts of.
-
-    Raises:
-        CorruptStateError: The names of the subscriptions cannot be read.
-        StoreError: The storage failed.
-    """
+    """Return the metadata paths of all subscriptions of a topic, also of those that a crash has left parts of."""
     above = f"{ROOT}/{quote(topic, safe='')}"
     prefix = cursor_owner(f"{above}/")
     owners = store.ledgers.owners() if owners is None else owners
@@ -96,6 +100,14 @@ def subscription_paths(store: Store, topic: str, *, owners: Iterable[str] | None
 def subscription_name(path: str) -> str:
     """Return the name of the subscription of a path."""
     return unquote(path.rpartition("/")[2])
+
+
+def names_below(store: Store, path: str) -> list[str]:
+    """Return the names one level below a metadata path; an empty one is refused as corrupt."""
+    names = store.metadata.children(path)
+    if not all(names):
+        raise CorruptStateError(f"metadata below {path}", offset=0, expected="names", found="one that is empty")
+    return names
 
 
 def _read(store: Store, path: str, ledgers: LedgerMap | None) -> StoredSubscription | None:
@@ -131,3 +143,66 @@ def _find(store: Store, path: str, ledgers: LedgerMap | None) -> StoredCursor | 
             pass  # Read again with the ledgers, for the repairs that they allow.
     owned = store.ledgers.owned_by(cursor_owner(path))
     return Recovery(store, path, ledgers or assumed_log(store.ledgers, owned)).find(owned)
+
+
+def stored_properties(store: Store, *, topic: str, subscription: str) -> Mapping[str, str] | None:
+    """Return the cursor properties of a subscription; None if there is no such subscription.
+
+    Reads the cursor's record and nothing else. A damaged one has none: opening it reports the damage.
+    """
+    try:
+        value = store.metadata.get(cursor_path(topic, subscription))
+        record = None if value is None else decode_record(value.data).record
+    except CorruptStateError:
+        return {}
+    return None if record is None or record.is_deleted else record.cursor_properties
+
+
+def type_of(properties: Mapping[str, str], *, subscription: str) -> SubscriptionType | None:
+    """Return the type that cursor properties store; None if they store none. One of another release is refused."""
+    stored = properties.get(TYPE_PROPERTY)
+    try:
+        return None if stored is None else SubscriptionType(stored)
+    except ValueError:
+        raise UnsupportedVersionError(
+            f"subscription {subscription!r} has the type {stored!r}, which this release lacks"
+        ) from None
+
+
+def check_type(kind: SubscriptionType | None, stored: SubscriptionType | None, *, subscription: str) -> None:
+    """Raise `SubscriptionTypeError` if a type differs from the stored one."""
+    if kind is not None and stored is not None and kind is not stored:
+        raise SubscriptionTypeError(
+            f"subscription {subscription!r} is of type {stored.value}, got {kind.value}: delete it to change its type"
+        )
+
+
+def find_message_log(store: Store, topic: str) -> ReadableLog | None:
+    """Return the message log of a topic as it is now, None if the store has none; errors as `MessageLog.find`."""
+    if isinstance(store, PulsarLayout):
+        return store.find_message_log(topic)
+    return MessageLog.find(store, topic=topic)
+
+
+def message_log_ledgers(store: Store, topic: str) -> LedgerMap | None:
+    """Return the ledgers of a topic's message log, None if the store has no log of that topic."""
+    log = find_message_log(store, topic)
+    return None if log is None else log.ledgers
+
+
+def assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
+    """Return a substitute for a message log that the store does not hold.
+
+    A recovery uses it to find where the log begins, to check that leftovers of the creation of a cursor have no acks,
+    and for ranges of Pulsar across ledgers. It has no entries, so these count in their upper ledger only: fewer acks,
+    never more.
+    """
+    starts = []
+    for ledger_id in owned:
+        try:
+            starts.append(native.decode_parts(ledgers.read(ledger_id, 0, 1)[0]).mark_delete)
+        except (AckStateError, IndexError):
+            continue
+    # No entry is at or below such a position: a mark-delete goes to the entry before, where there is one.
+    is_before_all = all(position.entry_id < 0 for position in starts)
+    return LedgerMap(max((position.ledger_id for position in starts), default=0) if is_before_all else 0)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ackstate.limits.policies import EffectiveDelayedDelivery
+    from ackstate.message import Message
     from ackstate.position import Position
-    from ackstate.topic.message_log import Message, MessageLog, Publication
+    from ackstate.topic.log import MessageLog, Publication
 
 REJECTED = "pulsar.broker.topic.messages.delayed.rejected"
 OVERRIDDEN = "pulsar.broker.topic.messages.fixed.delay.overridden"
@@ -87,13 +88,6 @@ class PublishCounters:
         return {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
 
 
-class _Decided(NamedTuple):
-    """Messages with the time at which they will be delivered."""
-
-    messages: CheckedMessages
-    overridden: int
-
-
 @final
 class TopicPublisher:
     """Appends messages to a topic's log at the delivery times that its policies give them.
@@ -137,30 +131,21 @@ class TopicPublisher:
                 maximum are counted.
             TypeError, ValueError, LogFencedError, StoreError: As `MessageLog.publish`; nothing is counted.
         """
-        decided = self._decide(messages, now_ms)
-        positions = self.log.publish(decided.messages, now_ms=now_ms)
-        self._count(OVERRIDDEN, decided.overridden)
-        return positions
+        return self.prepare(messages, now_ms=now_ms).append()
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
-        """Return messages at their delivery times for `publish_all`; see `MessageLog.prepare`.
+        """Return messages at their delivery times for `publish_all`, as `MessageLog.prepare`.
 
-        Raises:
-            As `publish`; nothing is stored.
+        Raises: As `publish`; nothing is stored.
         """
-        decided = self._decide(messages, now_ms)
-        publication = self.log.prepare(decided.messages, now_ms=now_ms)
-        return publication._replace(on_stored=partial(self._count, OVERRIDDEN, decided.overridden))
-
-    def _decide(self, messages: Sequence[Message], now_ms: int | None) -> _Decided:
-        now_ms = 0 if now_ms is None else integer("now_ms", now_ms)
-        check_within("now_ms", now_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
+        present_ms = 0 if now_ms is None else integer("now_ms", now_ms)
+        check_within("now_ms", present_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
         policies = self._policies()
         refusal: DeliveryDelayExceededError | None = None
         decided: list[Message] = []
         rejected = overridden = 0
         for message in checked_messages(messages):
-            published_ms = message.publish_time_ms or now_ms
+            published_ms = message.publish_time_ms or present_ms
             try:
                 decision = policies.deliver_at(published_ms, message.deliver_at_ms)
             except DeliveryDelayExceededError as error:
@@ -172,7 +157,8 @@ class TopicPublisher:
         if refusal is not None:
             self._count(REJECTED, rejected)
             raise refusal
-        return _Decided(CheckedMessages(decided), overridden)
+        publication = self.log.prepare(CheckedMessages(decided), now_ms=now_ms)
+        return publication._replace(on_stored=partial(self._count, OVERRIDDEN, overridden))
 
     def _count(self, name: str, message_count: int) -> None:
         self._counters.count(name, topic=self._topic, message_count=message_count)
