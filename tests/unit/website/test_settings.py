@@ -18,6 +18,7 @@ KEYS = list(dict.fromkeys(each.key for each in SETTINGS))
 # A valid value of a key, other than the default, if 77 is none.
 VALUES = {
     "managedLedgerPersistIndividualAckAsLongArray": "false",
+    "managedLedgerUnackedRangesOpenCacheSetEnabled": "false",
     "managedCursorInfoCompressionType": "ZSTD",
     "acknowledgmentAtBatchIndexLevelEnabled": "false",
     "maxUnPersistAckRecordsBytes": "7777",
@@ -28,6 +29,9 @@ VALUES = {
     "isDelayedDeliveryDeliverAtTimeStrict": "true",
 }
 NEEDED = {
+    ("CursorConfig", "managedLedgerUnackedRangesOpenCacheSetEnabled"): {
+        "managedLedgerPersistIndividualAckAsLongArray": "true"
+    },
     ("GateLimits", "managedLedgerMaxUnackedRangesToPersist"): {PAUSE: "true"},
     ("BrokerLimit", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"): {"maxUnackedMessagesPerBroker": "77"},
 }
