@@ -21,7 +21,7 @@ from ackstate import (
     SubscriptionType,
     SubscriptionTypeError,
 )
-from ackstate.aio import AsyncTopics
+from ackstate.aio import AsyncSubscription, AsyncTopics, Workers
 from ackstate.dispatch.options import Start
 from ackstate.errors import (
     AckStateError,
@@ -346,6 +346,42 @@ def test_a_round_that_is_cancelled_just_when_it_is_woken_is_cancelled(steps):
                 await asyncio.wait_for(waiting, 10)
             await (await topics.open("t")).publish([Message(b"x")])
             assert await received(subscription) == [("ann", [b"x"])]
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_messages_asks_once_and_not_again_and_again(monkeypatch):
+    async def main():
+        async with opened() as topics:
+            subscription = await subscribed(topics)
+            asked = []
+            round_of_all = AsyncSubscription._dispatch_all
+
+            async def counted(self):
+                asked.append(self)
+                return await round_of_all(self)
+
+            monkeypatch.setattr(AsyncSubscription, "_dispatch_all", counted)
+            waiting = asyncio.create_task(received(subscription))
+            await asyncio.sleep(0.05)
+            assert len(asked) == 1
+            await (await topics.open("t")).publish([Message(b"x")])
+            assert await asyncio.wait_for(waiting, 10) == [("ann", [b"x"])]
+
+    asyncio.run(main())
+
+
+def test_an_append_that_a_loop_cancels_before_it_begins_is_answered():
+    async def main():
+        workers = Workers()
+        asking = asyncio.create_task(workers.append(None))
+        await asyncio.sleep(0)  # its task has been made, and has not begun
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        _, pending = await asyncio.wait({asking}, timeout=10)
+        for _, appended in workers._waiting:
+            appended.cancel()  # otherwise the end of the loop would wait for ever
+        assert not pending
 
     asyncio.run(main())
 

@@ -362,3 +362,15 @@ def test_an_owner_that_was_fenced_does_not_fall_back(store, log, is_broken):
     assert other.metadata.get("/managed-ledgers/t/s") == value
     assert on_disk(other, log) == "[(3:4..3:5]]"
     assert older.redelivery_if_crashed == 1
+
+
+def test_a_reset_that_can_be_written_nowhere_is_counted_and_changes_nothing(store, log):
+    cursor = open_cursor(store, log)
+    cursor.ack(P(3, 5), now_ms=1)
+    store.break_ledgers()
+    store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
+    with pytest.raises(StoreError, match="no ledger can be written"):
+        cursor.reset(P(3, 0), now_ms=1)
+    stats = cursor.stats()
+    assert (stats.ledger_error_count, stats.metadata_error_count, stats.metadata_write_count) == (1, 1, 0)
+    assert cursor.is_acked(P(3, 5))
