@@ -123,10 +123,11 @@ class ForgetfulLedgers:
             self._of_cursors.add(ledger_id)
         return ledger_id
 
-    def append_all(self, entries):
-        if self._of_cursors.isdisjoint(ledger_id for ledger_id, _ in entries):
-            return self._ledgers.append_all(entries)
-        return [self._ledgers.last(ledger_id) + 1 for ledger_id, _ in entries]
+    def append(self, ledger_id, entries):
+        last = self._ledgers.last(ledger_id)
+        if ledger_id not in self._of_cursors or last < 0:
+            return self._ledgers.append(ledger_id, entries)
+        return last + len(entries)
 
 
 class ForgetfulStore:
@@ -158,7 +159,7 @@ from ackstate import SqliteStore
 
 directory, moment, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store = SqliteStore(directory / "store")
-create, append_all, of_cursors, count = store.ledgers.create, store.ledgers.append_all, set(), 0
+create, append, of_cursors, count = store.ledgers.create, store.ledgers.append, set(), 0
 
 def noting_create(owner):
     ledger_id = create(owner)
@@ -166,18 +167,18 @@ def noting_create(owner):
         of_cursors.add(ledger_id)
     return ledger_id
 
-def dying_append_all(entries):
+def dying_append(ledger_id, entries):
     global count
-    is_of_cursor = not of_cursors.isdisjoint(ledger_id for ledger_id, _ in entries)
+    is_of_cursor = ledger_id in of_cursors
     count += is_of_cursor
     if is_of_cursor and count == number and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    entry_ids = append_all(entries)
+    last_id = append(ledger_id, entries)
     if is_of_cursor and count == number and moment == "after":
         os.kill(os.getpid(), signal.SIGKILL)
-    return entry_ids
+    return last_id
 
-store.ledgers.create, store.ledgers.append_all = noting_create, dying_append_all
+store.ledgers.create, store.ledgers.append = noting_create, dying_append
 with Recorder(directory / "recording") as recorder:
     broker = DemoBroker(store, recorder, DemoSettings(flush_interval_ms=20), now_ms=0)
     for now_ms in range(0, 10_000, 2):

@@ -204,7 +204,7 @@ def test_damaged_pages_are_one_line_that_names_the_store(path, capsys):
 @given(st.integers(0, 30), st.integers(0, 300), st.integers(1, 255))
 def test_any_changed_byte_is_told_without_a_traceback(path, capsys, which, at, mask):
     statements = {"SELECT path, data FROM metadata ORDER BY path": RECORD}
-    statements["SELECT ledger_id, entry_id, data FROM entries WHERE ledger_id > 1 ORDER BY 1, 2"] = ENTRY
+    statements["SELECT ledger_id, last_id, data FROM entries WHERE ledger_id > 1 ORDER BY 1, 2"] = ENTRY
     damage = StoreDamage(path)
     rows = [(update, row) for select, update in statements.items() for row in damage.do(select)]
     update, (*key, data) = rows[which % len(rows)]
