@@ -14,7 +14,7 @@ from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
-from ackstate.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryDisk, MemoryStore
 from traces import runs_of
 
 NAMES = {"topic": "t", "subscription": "s"}
@@ -129,8 +129,7 @@ class _Broker:
 
     def lost_in_a_crash(self):
         """Drop everything but the disk, recover from a copy of it, and count the acks that are gone."""
-        twin = MemoryStore(copy.deepcopy(self.disk_of.disk, {id(self.disk_of.disk.lock): None}))
-        twin.disk.lock = type(self.disk_of.disk)().lock
+        twin = MemoryStore(copy.deepcopy(self.disk_of.disk, {id(self.disk_of.disk.lock): MemoryDisk().lock}))
         recovered = ManagedCursor.open(twin, ledgers=self.ledgers, config=self.policy.cursor, now_ms=0, **NAMES)
         return sum(not recovered.is_acked(Position(*position)) for position in self.acked)
 

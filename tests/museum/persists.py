@@ -28,13 +28,12 @@ def _commit_whatever_became_of_the_write():
         journal, plan = self._persister.journal, self._plan
         write = journal.write_record if plan.target is PersistTarget.METADATA else journal.begin_ledger
         try:
-            byte_count = yield from write(plan.content)
+            byte_count = write(plan.content)
         except StoreError:
             byte_count = 0
         return self.commit(byte_count)
 
     def commit_instead(self, error):
-        yield from ()
         return self.commit(0)
 
     return (Replacement(Round, "write", commit_anyway), Replacement(Round, "fall_back", commit_instead))

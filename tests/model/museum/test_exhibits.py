@@ -172,7 +172,7 @@ def an_ack_while_older_ones_are_written():
     topic = TwelveMessages()
     topic.ack(2)
     receipts = []
-    topic.store.meanwhile["append_many"] = lambda: receipts.append(topic.ack(4))
+    topic.store.meanwhile["append"] = lambda: receipts.append(topic.ack(4))
     topic.persist()
     topic.ack(6)
     topic.persist()

@@ -148,7 +148,7 @@ def in_memory(workload):
 
 
 def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
-    open_cursor = ManagedCursor.opening.__func__
+    open_cursor = ManagedCursor._open.__func__
 
     def forgets_once(cls, store, opening, *, now_ms):
         if now_ms == 50_000:  # That of the step that opens it again; a crash state is opened later.
@@ -158,7 +158,7 @@ def test_an_opening_between_two_steps_is_not_taken_at_its_word(monkeypatch):
                 store.ledgers.delete(ledger_id)
         return open_cursor(cls, store, opening, now_ms=now_ms)
 
-    monkeypatch.setattr(ManagedCursor, "opening", classmethod(forgets_once))
+    monkeypatch.setattr(ManagedCursor, "_open", classmethod(forgets_once))
     execution = in_memory(Workload(("a",), CursorConfig(), STEPS))
     with pytest.raises(PromiseBrokenError) as caught:
         execution.run()

@@ -20,7 +20,7 @@ from ackstate.analysis.trace.rows import KINDS
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.stores.memory import MemoryStore
+from ackstate.stores.memory import MemoryDisk, MemoryStore
 from replay_runs import PLAIN, replayed
 from strategies import few
 
@@ -136,8 +136,7 @@ def events_of(run):
 
 def lost_messages(cursor, store, sizes, ledgers, policy):
     """Return how many acked messages a copy of the disk does not know of."""
-    twin = MemoryStore(copy.deepcopy(store.disk, {id(store.disk.lock): None}))
-    twin.disk.lock = type(store.disk)().lock
+    twin = MemoryStore(copy.deepcopy(store.disk, {id(store.disk.lock): MemoryDisk().lock}))
     found = ManagedCursor.open(twin, ledgers=ledgers, config=policy.cursor, now_ms=0, **montecarlo.NAMES)
     return sum(acked_count(cursor, index, size) - acked_count(found, index, size) for index, size in enumerate(sizes))
 
