@@ -27,10 +27,10 @@ class FilledStore:
     def __init__(self, path):
         self.path = path
 
-    def tell(self, *batches, acks, subscription="billing", form=Format.NATIVE):
+    def tell(self, *batches, acks, subscription="billing", form=Format.NATIVE, entries_per_ledger_max=1):
         """Publish batches, a ledger each, then ack positions given by the ledger's number from 0."""
         with closing(SqliteStore(self.path)) as store:
-            log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=1)
+            log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=entries_per_ledger_max)
             for messages in batches:
                 log.publish(messages)
             ledger_ids = [ledger_id for ledger_id, count in log.ledgers.counts().items() if count]
@@ -179,8 +179,8 @@ def test_a_lost_ledger_is_told(story, capsys):
 
 
 def test_messages_that_cannot_be_read_are_lost(story, capsys):
-    (ledger,) = story.tell([message()] * 9, acks=[(0, 4), (0, 8)])
-    story.do("UPDATE entries SET data = x'00' WHERE ledger_id = ? AND entry_id IN (0, 2)", ledger)
+    (ledger,) = story.tell(*[[message()]] * 9, acks=[(0, 4), (0, 8)], entries_per_ledger_max=9)
+    story.do("UPDATE entries SET data = x'00' WHERE ledger_id = ? AND last_id IN (0, 2)", ledger)
     (cursor,) = explained(capsys, story.path)
     holes = {hole["first"]: hole for hole in cursor["holes"]}
     lowest = holes[f"{ledger}:0"]
