@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 import pytest
@@ -561,7 +561,8 @@ class Writer(threading.Thread):
         try:
             self.store._session.check_usable()
         except StoreError:
-            self.store = self.open_store()
+            with suppress(StoreError):  # The server may take longer to be back; the next step tries again.
+                self.store = self.open_store()
 
     def gets_on(self):
         """Wait until more is stored."""
