@@ -246,9 +246,10 @@ class ManagedCursor:
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """Acked messages that a recovery from the synced state would not have, and so redeliver.
+        """Acked messages of the log that a recovery from the synced state would not have, and so redeliver.
 
-        Complexity: O(1); O(containers of the bitmaps) between a reset that failed and the next persist.
+        Exact; at most those, if the log was trimmed above the durable mark-delete position. Complexity: O(1); O(log
+        ledgers) then; O(containers of the bitmaps) between a reset that failed and the next persist.
         """
         return self.view.redelivery_if_crashed
 

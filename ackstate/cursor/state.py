@@ -617,8 +617,8 @@ class CursorAckState:
                 self.ledgers.check_written(position)
             elif not self.ledgers.has_ledger(position.ledger_id):
                 raise InvalidPositionError(f"ledger {position.ledger_id} is not in the message log")
-        before, trimmed_before = self.mark_delete, self.trimmed_count()
-        acked_before = self._move_mark_delete(position) - (trimmed_before - self.trimmed_count())
+        before, trimmed_before = self.mark_delete, self.trimmed_count(self.deleted)
+        acked_before = self._move_mark_delete(position) - (trimmed_before - self.trimmed_count(self.deleted))
         newly_acked = self.ledgers.count_between(before, position) - acked_before
         assert newly_acked >= 0, "acked entries that the log does not have"
         self._accept(newly_acked)
@@ -739,10 +739,19 @@ class CursorAckState:
         self.unpersisted_batches.withdraw_write()
         self.durable_count += len(self.unpersisted.displaced)
 
-    def trimmed_count(self) -> int:
-        """Return how many entries are acked one by one in ledgers that were trimmed. Complexity: O(these ledgers)."""
+    def trimmed_count(self, acked: DeletedRanges) -> int:
+        """Return how many of some acks above the mark-delete are in ledgers that were trimmed; O(these ledgers)."""
         has_trimmed = self.mark_delete.ledger_id < self.ledgers.first_ledger_id  # each mark-delete compares this twice
-        return self.deleted.cardinality(self.mark_delete, self.ledgers.first_position) if has_trimmed else 0
+        return acked.cardinality(self.mark_delete, self.ledgers.first_position) if has_trimmed else 0
+
+    def unwritten_count(self) -> int:
+        """Return how many acked entries of the log no durable record covers."""
+        count, ledgers = self.acked_count - self.durable_count, self.ledgers
+        if count and self.persisted_mark_delete.ledger_id < ledgers.first_ledger_id:
+            # Some may be of ledgers that were trimmed since. Those that are left are among these.
+            above = self.unpersisted.count_between(max(self.mark_delete, ledgers.first_position), EVERYTHING)
+            count = min(count, ledgers.count_between(self.persisted_mark_delete, self.mark_delete) + above)
+        return count
 
     def _changed(self, count: int = 1) -> None:
         """Count changes that ack no message."""

@@ -155,24 +155,25 @@ class AckView:
 
     @property
     def redelivery_if_crashed(self) -> int:
-        """Acked messages that no durable record covers. Complexity: see the class."""
-        state = self._state
-        unwritten_count = state.acked_count - state.durable_count
-        if not state.resets_begun:
-            return unwritten_count
-        lowest = min(state.resets_begun)
-        covered_count = state.ledgers.count_between(lowest, state.mark_delete)
-        return max(unwritten_count, covered_count + len(self._voidable(lowest)))
+        """Acked messages of the log that no durable record covers. Complexity: see the class."""
+        with self._lock:
+            state = self._state
+            unwritten_count = state.unwritten_count()
+            if not state.resets_begun:
+                return unwritten_count
+            lowest = min(state.resets_begun)
+            covered_count = state.ledgers.count_between(lowest, state.mark_delete)
+            return max(unwritten_count, covered_count + self._count_in_log(self._voidable(lowest)))
 
     @property
     def held_back_count(self) -> int:
         """The part of them that the last persist held back as young. Complexity: O(1)."""
-        return self._state.unpersisted.held_count
+        return self._count_in_log(self._state.unpersisted.held)
 
     @property
     def cut_count(self) -> int:
         """The part of them that the range limit excluded from the last persist. Complexity: O(1)."""
-        return self._state.unpersisted.cut_count
+        return self._count_in_log(self._state.unpersisted.cut)
 
     @property
     def batch_cut_count(self) -> int:
@@ -253,7 +254,7 @@ class AckView:
         """Entries of the log that are not acked. Complexity: O(log ledgers + trimmed ledgers with acks)."""
         with self._lock:
             state, ledgers = self._state, self._ledgers
-            acked_one_by_one = len(state.deleted) - state.trimmed_count()
+            acked_one_by_one = self._count_in_log(state.deleted)
             return ledgers.count_between(state.mark_delete, ledgers.last_confirmed) - acked_one_by_one
 
     def is_unacked(self, position: Position) -> bool:
@@ -353,6 +354,9 @@ class AckView:
         """Return the effect of acking an entry now; see `ackstate.ack_hole.ack_effect`."""
         with self._lock:
             return ack_effect(position, self._state.deleted, self._ledgers, self._state.mark_delete)
+
+    def _count_in_log(self, acked: DeletedRanges) -> int:
+        return len(acked) - self._state.trimmed_count(acked)
 
     @staticmethod
     def _with(ranges: DeletedRanges, entries: Mapping[int, BitMap]) -> DeletedRanges:

@@ -121,6 +121,32 @@ def test_a_seek_before_a_lost_ledger_redelivers_each_message_that_the_log_has(fo
     assert cursor.backlog == len(positions_of(LOSSES[loss]))
 
 
+@pytest.mark.parametrize("form", Format)
+def test_acks_of_a_ledger_that_was_trimmed_are_not_counted(form):
+    ledgers = LedgerMap.from_counts(COUNTS)
+    config = CursorConfig(format=form, become_old_ack_record_seconds=10)
+    cursor = ManagedCursor.open(
+        MemoryStore(), topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0
+    )  # fmt: skip
+    cursor.ack_entries(1, range(3, 9), now_ms=1)
+    cursor.ack_entries(2, range(3, 5), now_ms=1)
+    cursor.persist(now_ms=2)
+    before = cursor.stats()
+    assert (before.redelivery_if_crashed, before.redelivery_young) == (8, 8)
+    ledgers.trim(2)
+    after = cursor.stats()
+    assert (after.redelivery_if_crashed, after.redelivery_young, after.redelivery_unwritten) == (2, 2, 0)
+    cursor.mark_delete(Position(2, 2), now_ms=3)
+    assert cursor.mark_delete_position == (2, 4)
+    assert cursor.redelivery_if_crashed == 5
+    ledgers.trim(4)
+    assert cursor.redelivery_if_crashed == cursor.stats().redelivery_unwritten == 0
+    cursor.ack(Position(7, 1), now_ms=4)
+    assert cursor.redelivery_if_crashed == 1
+    cursor.close(now_ms=5)
+    assert cursor.redelivery_if_crashed == 0
+
+
 def damage(disk, ledger_id, kind):
     if kind == "gone":
         del disk.ledgers[ledger_id]
