@@ -12,8 +12,8 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.checks import check_count
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.formats import Repair, reopened
-from ackstate.cursor.journal import CursorProperties, Journal, cursor_path
+from ackstate.cursor.formats import INTERNAL_PREFIX, Repair, reopened
+from ackstate.cursor.journal import Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
 from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ackstate.cursor.listener import CursorListener
-    from ackstate.cursor.persist import Round
     from ackstate.cursor.recovery import StoredCursor
     from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
     from ackstate.errors import AckStateError
@@ -81,14 +80,6 @@ class CursorOpening:
             check_position(self.start)
         check_cursor_properties(self.properties)
 
-    def journal(self, store: Store) -> tuple[Journal, StoredCursor | None]:
-        """Take the journal over, as `Journal.open`."""
-        return Journal.open(
-            store, topic=self.topic, subscription=self.subscription, form=self.config.journal_format,
-            metadata_bytes_max=self.config.metadata_bytes_max,
-            ledgers=self.ledgers, repair=self.repair, check=self.check,
-        )  # fmt: skip
-
 
 def recover_or_create(
     persister: Persister, found: StoredCursor | None, opening: CursorOpening, *, now_ms: int
@@ -106,7 +97,7 @@ def recover_or_create(
     if is_changed or found.form.name is not form.name:
         state.require_persist()  # A cursor in another format is converted by its next persist.
     if is_changed:
-        _write(persister, lambda: persister.begin(now_ms=now_ms))
+        result_of(execute_one(persister, lambda each: each.begin(now_ms=now_ms)))
     return report
 
 
@@ -120,16 +111,8 @@ def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> Non
     if start is not None:
         first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
         state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
-    _write(persister, lambda: persister.begin_creation(in_metadata=start is not None, now_ms=now_ms))
-
-
-def _write(persister: Persister, begin: Callable[[], Round | None]) -> None:
-    """Write a round of a cursor that no one else has yet."""
-    with persister.writing:
-        begun = begin()
-        if begun is not None:
-            assert not begun.appends, "a cursor that is being opened has no ledger yet"
-            begun.write()
+    in_metadata = start is not None
+    result_of(execute_one(persister, lambda each: each.begin_creation(in_metadata=in_metadata, now_ms=now_ms)))
 
 
 __all__ = ["ManagedCursor", "persist_all"]
@@ -151,7 +134,6 @@ class ManagedCursor:
         reader: The read position, and the unacked entries from there on.
         young_age: Records deliveries, to separate young acks from old ones: a replay feeds many at once.
         view: Answers everything else about the cursor, and changes nothing.
-        attached: The cursor properties, of the application and of the broker.
         opened_ms: When it was opened.
     """
 
@@ -166,13 +148,11 @@ class ManagedCursor:
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
         self.young_age = self._persister.young_age
         self._opened = object()  # identifies this opening of the cursor in its receipts
-        self._names_entries = self._persister.planner.may_hold_back  # whether a receipt must list its entries
+        self._names_entries = self._persister.may_hold_back  # whether a receipt must list its entries
         self._counts_batches = config.batch_index_acks
-        check_open = self._persister.check_open
         self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
-        self.reader = EntryReader(self._state, lock=self.lock, check_open=check_open)
+        self.reader = EntryReader(self._state, lock=self.lock, check_open=self._persister.check_open)
         self.view = CursorView(self._persister)
-        self.attached = CursorProperties(journal, writing=self._persister.writing, check_open=check_open)
 
     @classmethod
     def open(  # noqa: PLR0913 - the names of a cursor are not packed
@@ -214,7 +194,7 @@ class ManagedCursor:
     @classmethod
     def _open(cls, store: Store, opening: CursorOpening, *, now_ms: int) -> ManagedCursor:
         """Open a cursor as `open`, with the arguments in one value."""
-        journal, found = opening.journal(store)
+        journal, found = Journal.open(store, opening)
         cursor = cls(journal, opening.ledgers, config=opening.config, now_ms=now_ms)
         cursor.recovery_report = recover_or_create(cursor._persister, found, opening, now_ms=now_ms)
         return cursor
@@ -242,7 +222,7 @@ class ManagedCursor:
     @property
     def cursor_properties(self) -> Mapping[str, str]:
         """The properties that the application and the broker attached to the cursor: to be read, not changed."""
-        return self.attached.get_all()
+        return self._persister.journal.cursor_properties
 
     @property
     def redelivery_if_crashed(self) -> int:
@@ -491,8 +471,45 @@ class ManagedCursor:
         return reset(self._persister, self.reader, position, now_ms=now_ms)
 
     def set_cursor_properties(self, properties: Mapping[str, str]) -> None:
-        """Replace the application's properties; see `CursorProperties.replace`."""
-        self.attached.replace(properties)
+        """Replace the application's properties of the cursor; those of the broker stay. Durable when this returns.
+
+        Raises:
+            ValueError: A name belongs to the broker, or a name or a text is too long.
+            TypeError: One is not text.
+            PayloadTooLargeError: They would leave no room in the record: of `CursorConfig.metadata_bytes_max`, all
+                properties must leave about 150 bytes. Nothing was changed.
+            StoreError: The write failed; whether it happened is unknown.
+            CursorFencedError: Another owner has the cursor.
+
+        Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
+        """
+        check_cursor_properties(properties)
+        for name in properties:
+            if name.startswith(INTERNAL_PREFIX):
+                raise ValueError(f"cursor property {name!r}: names that begin with {INTERNAL_PREFIX!r} are internal")
+        with self._persister.writing:
+            self.check_open()
+            before = self.cursor_properties
+            internal = {name: text for name, text in before.items() if name.startswith(INTERNAL_PREFIX)}
+            self._persister.journal.write_cursor_properties({**internal, **properties})
+
+    def put_internal_property(self, name: str, text: str) -> None:
+        """Set one of the broker's own properties. Durable when this returns.
+
+        Raises:
+            ValueError: The name does not begin with ``#pulsar.internal.``, or it or the text is too long.
+            Otherwise as `set_cursor_properties`.
+
+        Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
+        """
+        check_cursor_properties({name: text})
+        if not name.startswith(INTERNAL_PREFIX):
+            raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
+        with self._persister.writing:
+            self.check_open()
+            before = self.cursor_properties
+            if before.get(name) != text:
+                self._persister.journal.write_cursor_properties({**before, name: text})
 
     def tick(self, *, now_ms: int) -> PersistResult | None:
         """Persist waiting acks if the flush interval is over, or the rate limit allows it; None if nothing was due.

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 from urllib.parse import quote
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.formats import (
     DELETED_PROPERTY,
-    INTERNAL_PREFIX,
     OWN_PREFIX,
     CursorRecord,
     CursorState,
@@ -48,15 +47,13 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.topic_name import check_name
-from ackstate.wire.native import check_cursor_properties
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
-    from ackstate.cursor.formats import JournalFormat, Repair
+    from ackstate.cursor.cursor import CursorOpening
+    from ackstate.cursor.formats import JournalFormat
     from ackstate.cursor.recovery import StoredCursor
-    from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import MetadataStore, Store
 
 ROOT = "/managed-ledgers"
@@ -67,29 +64,20 @@ _TERM_MAX = 2**62
 
 @final
 class Journal:
-    """Writes a cursor's states; one owner, one write at a time. Made by `open`.
+    """Writes a cursor's states, and owns their bytes and the epoch; one owner, one write at a time. Made by `open`."""
 
-    It owns the bytes and the epoch. After a failed append the ledger is not appended to again, because it is unknown
-    whether the record is at its end: the next write begins a new ledger, or goes to the metadata store.
-    """
+    # After a failed append the ledger is not appended to again, because it is unknown whether the record is at its end:
+    # the next write begins a new ledger, or goes to the metadata store.
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        topic: str,
-        subscription: str,
-        form: JournalFormat,
-        metadata_bytes_max: int,
-    ) -> None:
+    def __init__(self, store: Store, opening: CursorOpening) -> None:
         self.store = store
-        self.topic = topic
-        self.path = cursor_path(topic, subscription)
-        self.form = form
+        self.topic = opening.topic
+        self.path = cursor_path(opening.topic, opening.subscription)
+        form = self.form = opening.config.journal_format
         self.cursor_properties: Mapping[str, str] = {}
         self.snapshot_bytes = 0
         self.delta_bytes = 0
-        self._metadata_bytes_max = metadata_bytes_max
+        self._metadata_bytes_max = opening.config.metadata_bytes_max
         self._owner = cursor_owner(self.path)
         self._version = ABSENT
         self._has_record = False  # whether a record of this owner was put
@@ -104,34 +92,23 @@ class Journal:
         self._made: set[int] = set()  # ledgers that a record of ours named or may come to name
         self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
-        self._sequence = 0
+        self.entry_count = 0  # of the ledger that is appended to
 
     @classmethod
-    def open(  # noqa: PLR0913 - the names of a cursor are not packed
-        cls,
-        store: Store,
-        *,
-        topic: str,
-        subscription: str,
-        form: JournalFormat,
-        metadata_bytes_max: int,
-        ledgers: LedgerMap,
-        repair: Repair,
-        check: Callable[[], object] = lambda: None,
-    ) -> tuple[Journal, StoredCursor | None]:
+    def open(cls, store: Store, opening: CursorOpening) -> tuple[Journal, StoredCursor | None]:
         """Take the cursor over and read its durable state; None if there never was such a cursor."""
         # One that cannot be read, or reaches beyond the message log, is left as it is. After a repair, or in another
         # format, it is to be written again. Until then the record keeps its format and its compression, unless it has
         # more than `metadata_bytes_max` bytes: then its state moves to a ledger.
-        journal = cls(store, topic=topic, subscription=subscription, form=form, metadata_bytes_max=metadata_bytes_max)
-        recovery = Recovery(store, journal.path, ledgers, repair)
+        journal, ledgers = cls(store, opening), opening.ledgers
+        recovery = Recovery(store, journal.path, ledgers, opening.repair)
         for _ in range(_TAKEOVER_ATTEMPTS):
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
             found = recovery.find(journal._leftovers)
             # After the record was read, so that the check holds for the version at which it is replaced.
-            check()
+            opening.check()
             if found is None:
                 version = recovery.vacant_version()
                 if version is None:
@@ -139,7 +116,7 @@ class Journal:
                 journal._version, journal._term = version, term_floor(store.metadata) + 1
                 return journal, None
             # Pulsar's format moves such a mark-delete position to the end of the log.
-            if form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
+            if journal.form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
                 check_within_log(found.recovered.content, ledgers)
             if journal._take_over(found):
                 found = journal._appended_since(found, recovery)
@@ -160,15 +137,10 @@ class Journal:
         return False
 
     @property
-    def entry_count(self) -> int:
-        """How many entries the ledger holds that is appended to."""
-        return self._sequence
-
-    @property
     def last_entry(self) -> Position | None:
         """The cursor ledger and the last entry that is known to be in it; None until this owner has written one."""
         # None, too, if the state is in the metadata store, or while a new ledger is started. Any thread may read it.
-        ledger_id, entry_count = self._pointed_at, self._sequence
+        ledger_id, entry_count = self._pointed_at, self.entry_count
         return None if ledger_id is None or not entry_count else Position(ledger_id, entry_count - 1)
 
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
@@ -182,7 +154,7 @@ class Journal:
         """Note that an entry was appended and synced, and return its size."""
         self._open_ledger = ledger_id
         self._chain = self.form.chain(encoded)
-        self._sequence += 1
+        self.entry_count += 1
         self.delta_bytes += len(encoded)
         return len(encoded)
 
@@ -190,7 +162,7 @@ class Journal:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written."""
         # After a `StoreError` a recovery reads the state before or the new one, and either is right.
         self._check_not_deleted()
-        self._open_ledger, self._chain, self._sequence = None, 0, 0
+        self._open_ledger, self._chain, self.entry_count = None, 0, 0
         encoded = self._encode(content)
         is_created = self._version == ABSENT
         ledger_id = self._new_ledger(encoded)
@@ -200,7 +172,7 @@ class Journal:
             self._check_not_deleted_meanwhile(ledger_id)
         self._open_ledger = ledger_id
         self._chain = self.form.chain(encoded)
-        self._sequence += 1
+        self.entry_count += 1
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
         return len(encoded)
 
@@ -215,7 +187,7 @@ class Journal:
         self._open_ledger = None
         record = self._record(None, content.mark_delete, content)
         encoded = self.form.encode_record(record)
-        if self._has_record and self._is_too_large(len(encoded)):
+        if self._has_record and len(encoded) > self._metadata_bytes_max:
             raise self._too_large(len(encoded), "the state")
         written = self._swing(record, self.form, encoded)
         self.snapshot_bytes, self.delta_bytes = written, 0
@@ -237,7 +209,7 @@ class Journal:
             record = replace(record, properties=self._properties)
         record = replace(record, cursor_properties=dict(properties))
         encoded = form.encode_record(record)
-        if self._pointed_at is None and self._is_too_large(len(encoded)):
+        if self._pointed_at is None and len(encoded) > self._metadata_bytes_max:
             record, form = self._moved(record), self.form
             encoded = form.encode_record(record)
         before, self.cursor_properties = self.cursor_properties, record.cursor_properties
@@ -251,7 +223,7 @@ class Journal:
         """Raise `PayloadTooLargeError` if a record with cursor properties, and no acks, would be too large."""
         # No more bytes of them than there are now are accepted under whatever limit, in either format.
         size, before = self._pointer_bytes_max(properties), self._pointer_bytes_max(self.cursor_properties)
-        if self._is_too_large(size) and size > before:
+        if size > max(before, self._metadata_bytes_max):
             raise self._too_large(size, "cursor properties")
 
     def begin_epoch(self) -> None:
@@ -263,7 +235,7 @@ class Journal:
         self._epoch -= 1
 
     def _encode(self, content: CursorState) -> bytes:
-        return self.form.encode_entry(content, epoch=self._epoch, sequence=self._sequence, chain=self._chain)
+        return self.form.encode_entry(content, epoch=self._epoch, sequence=self.entry_count, chain=self._chain)
 
     def _record(
         self, ledger_id: int | None, mark_delete: Position | None, content: CursorState | None = None
@@ -281,7 +253,7 @@ class Journal:
         self._unknown, self._record_form = record.unknown, found.form
         taken = replace(record, term=self._term)
         encoded = found.form.encode_record(taken)
-        if self._pointed_at is None and self._is_too_large(len(encoded)):
+        if self._pointed_at is None and len(encoded) > self._metadata_bytes_max:
             try:
                 taken, self._record_form = self._moved(taken), self.form
             except CursorFencedError:
@@ -331,9 +303,6 @@ class Journal:
         except CorruptStateError as error:
             raise self.unwritable(error) from error
         return ledger_id
-
-    def _is_too_large(self, byte_count: int) -> bool:
-        return byte_count > self._metadata_bytes_max
 
     def _too_large(self, byte_count: int, what: str) -> PayloadTooLargeError:
         return PayloadTooLargeError(
@@ -455,76 +424,7 @@ def cursor_owner(path: str) -> str:
     return f"cursor {path}"
 
 
-@final
-class CursorProperties:
-    """The properties of one cursor. Every change is durable when the call returns. Safe for any number of threads.
-
-    Every method that changes something raises:
-        CursorFencedError: Another owner has the cursor.
-        PayloadTooLargeError: It would leave no room in the record: of `CursorConfig.metadata_bytes_max`, all properties
-            must leave about 150 bytes. Nothing was changed.
-        StoreError: The write failed; whether it happened is unknown.
-        CursorClosedError: The cursor is closed.
-    """
-
-    def __init__(self, journal: Journal, *, writing: threading.Lock, check_open: Callable[[], None]) -> None:
-        self._journal = journal
-        self._writing = writing  # held while the journal is written
-        self._check_open = check_open
-
-    def get_all(self) -> Mapping[str, str]:
-        """Return all properties: to be read, not changed."""
-        return self._journal.cursor_properties
-
-    def replace(self, properties: Mapping[str, str]) -> None:
-        """Replace the application's properties; those of the broker stay.
-
-        Raises:
-            ValueError: A name belongs to the broker, or a name or a text is too long.
-            TypeError: One is not text.
-
-        Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
-        """
-        check_cursor_properties(properties)
-        for name in properties:
-            if name.startswith(INTERNAL_PREFIX):
-                raise ValueError(f"cursor property {name!r}: names that begin with {INTERNAL_PREFIX!r} are internal")
-        with self._writing:
-            self._check_open()
-            internal = {name: text for name, text in self.get_all().items() if name.startswith(INTERNAL_PREFIX)}
-            self._write({**internal, **properties})
-
-    def put_internal(self, name: str, text: str) -> None:
-        """Set one of the broker's own properties.
-
-        Raises:
-            ValueError: The name does not begin with ``#pulsar.internal.``, or it or the text is too long.
-            TypeError: One is not text.
-
-        Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
-        """
-        check_cursor_properties({name: text})
-        if not name.startswith(INTERNAL_PREFIX):
-            raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
-        with self._writing:
-            self._check_open()
-            before = self.get_all()
-            if before.get(name) != text:
-                self._write({**before, name: text})
-
-    def _write(self, properties: Mapping[str, str]) -> None:
-        self._journal.write_cursor_properties(properties)
-
-
 _ATTEMPTS = 10
-
-
-class _Found(NamedTuple):
-    """The record of a subscription: its term, its version, and whether it marks a deletion."""
-
-    term: int
-    version: int
-    is_deleted: bool
 
 
 def delete_subscription(store: Store, *, topic: str, subscription: str) -> bool:
@@ -563,7 +463,7 @@ def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lamb
         if found is None and not leftovers:
             return is_marked
         check()
-        if is_marked and found is not None and not found.is_deleted:
+        if is_marked and found is not None and not found[2]:
             return True  # A new subscription was created meanwhile.
         version = _mark_deleted(store, path, found)
         if version is None:
@@ -578,22 +478,23 @@ def delete_cursor(store: Store, path: str, *, check: Callable[[], object] = lamb
     raise StoreError(f"{path}: the record kept changing while the subscription was deleted")
 
 
-def _find(metadata: MetadataStore, path: str) -> _Found | None:
-    """Return the content of the record; None without one. A record that cannot be read is replaced like any other."""
+def _find(metadata: MetadataStore, path: str) -> tuple[int, int, bool] | None:
+    """Return the record's term, its version, and whether it marks a deletion; None without one."""
+    # A record that cannot be read is replaced like any other.
     try:
         value = metadata.get(path)
     except DamagedValueError as error:
-        return _Found(term_after_loss(metadata, error.version), error.version, is_deleted=False)
+        return term_after_loss(metadata, error.version), error.version, False
     if value is None:
         return None
     try:
         record = decode_record(value.data).record
     except CorruptStateError:
-        return _Found(term_after_loss(metadata, value.version), value.version, is_deleted=False)
-    return _Found(record.term, value.version, record.is_deleted)
+        return term_after_loss(metadata, value.version), value.version, False
+    return record.term, value.version, record.is_deleted
 
 
-def _mark_deleted(store: Store, path: str, found: _Found | None) -> int | None:
+def _mark_deleted(store: Store, path: str, found: tuple[int, int, bool] | None) -> int | None:
     """Put the record of a deleted subscription, and return its version; None if the record was changed meanwhile."""
     metadata = store.metadata
     term, version = (term_after_loss(metadata, ABSENT), ABSENT) if found is None else found[:2]

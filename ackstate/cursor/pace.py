@@ -19,27 +19,23 @@ _SECOND_MS = 1000
 
 @final
 class MarkDeleteRateLimiter:
-    """Grants a number of permits a second, saves up those of one idle second, and gives one on credit.
+    """Grants permits at a rate, at once or not at all; saves up those of one idle second, and gives one on credit.
 
-    A permit is granted at once or not at all, and paid for afterwards: the first of a new limiter costs no waiting, and
-    after an idle second at a rate of 1 there are two at once. In a window of w ms it grants at most
-    rate * (w / 1000 + 1) + 1.
+    In a window of w ms it grants at most rate * (w / 1000 + 1) + 1.
 
     >>> limiter = MarkDeleteRateLimiter(1, now_ms=0)
     >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
     [True, False, True, True, True, False]
-
-    If the clock goes back by up to a second, nothing extra is granted. A debt of a permit and more than a second is
-    from a clock that went back further: it is forgiven, and the count begins again from there.
-
-    A rate is the decimal that it is written as, and no time is ever rounded; Guava rounds each wait down to a
-    microsecond. Where a permit takes whole milliseconds the two decide alike, until Guava's roundings add up to a
-    millisecond.
-
-    Source: ``RateLimiter`` of Guava (``SmoothBursty`` with ``maxBurstSeconds`` 1), by which Pulsar's
-    ``ManagedCursorImpl`` limits writes. Its two fields say the same as the one here: as long as permits are stored, the
-    next ticket is free at once.
     """
+
+    # If the clock goes back by up to a second, nothing extra is granted. A debt of a permit and more than a second is
+    # from a clock that went back further: it is forgiven, and the count begins again from there.
+    # A rate is the decimal that it is written as, and no time is ever rounded; Guava rounds each wait down to a
+    # microsecond. Where a permit takes whole milliseconds the two decide alike, until Guava's roundings add up to a
+    # millisecond.
+    # Source: ``RateLimiter`` of Guava (``SmoothBursty`` with ``maxBurstSeconds`` 1), by which Pulsar's
+    # ``ManagedCursorImpl`` limits writes. Its two fields are the one here: as long as permits are stored, the next
+    # ticket is free at once.
 
     def __init__(self, permits_per_second: float, *, now_ms: int) -> None:
         rate = _exact_rate(permits_per_second)
@@ -85,7 +81,7 @@ _PAUSE_MS = 10
 
 @final
 class PersistTrigger:
-    """The flush interval and the rate limit of one cursor. Only `ticked` and `persisted` have side effects."""
+    """The flush interval and the rate limit of one cursor. Only `ticked` has side effects."""
 
     def __init__(self, state: CursorAckState, config: CursorConfig, *, now_ms: int) -> None:
         self._state = state
@@ -95,12 +91,12 @@ class PersistTrigger:
             self._limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
         # The number that the limiter decided on last: the next decision waits until more was accepted.
         self._decided_number = 0
-        self._last_persist_ms = self._last_tick_ms = now_ms
+        self.last_persist_ms = self._last_tick_ms = now_ms
 
     def is_interval_over(self, *, now_ms: int) -> bool:
         """Return whether the last persist is at least a flush interval ago."""
         # A clock that went back may have gone back by hours: then the interval counts as over.
-        return not 0 <= now_ms - self._last_persist_ms < self._flush_interval_ms
+        return not 0 <= now_ms - self.last_persist_ms < self._flush_interval_ms
 
     def has_permit(self, *, now_ms: int) -> bool:
         """Return whether something was accepted since the last tick, and the rate limit allows to persist it now."""
@@ -118,14 +114,10 @@ class PersistTrigger:
         # Not before the interval is over since the last tick either, so that a persist that failed, or that had only
         # young acks, is not tried again at once. Without an interval, that is 10 ms.
         interval_ms = self._flush_interval_ms
-        next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
+        next_ms = max(self.last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
         if self._limiter is not None and self._is_new():
             return min(next_ms, self._limiter.next_permit_ms)
         return next_ms
-
-    def persisted(self, *, now_ms: int) -> None:
-        """Restart the flush interval."""
-        self._last_persist_ms = now_ms
 
     def _is_new(self) -> bool:
         return self._state.accepted_number > max(self._decided_number, self._state.durable_number)

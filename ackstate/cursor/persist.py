@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Hashable
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 
 from ackstate.batch_indexes import BatchIndexes
@@ -27,7 +26,7 @@ from ackstate.position import Position
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from ackstate.cursor.config import CursorConfig, PersistLimits
@@ -38,39 +37,12 @@ if TYPE_CHECKING:
     from ackstate.cursor.view import EntryReader
 
 
-@dataclass(slots=True)
-class PersistCounters:
-    """Totals since the cursor was opened; each field is described in `CursorStats`."""
-
-    bytes_persisted: int = 0
-    persist_count: int = 0
-    truncation_count: int = 0
-    snapshot_count: int = 0
-    ledger_write_count: int = 0
-    ledger_bytes_written: int = 0
-    ledger_error_count: int = 0
-    metadata_write_count: int = 0
-    metadata_error_count: int = 0
-    promotion_count: int = 0
-    promoted_message_count: int = 0
-
-    def wrote(self, target: PersistTarget, byte_count: int) -> None:
-        """Count a write that succeeded."""
-        self.bytes_persisted += byte_count
-        self.persist_count += 1
-        if target is PersistTarget.METADATA:
-            self.metadata_write_count += 1
-            return
-        self.ledger_write_count += 1
-        self.ledger_bytes_written += byte_count
-        self.snapshot_count += target is PersistTarget.SNAPSHOT
-
-    def promoted(self, message_count: int) -> None:
-        """Count a promotion of `message_count` messages; no-op for 0."""
-        self.promotion_count += message_count > 0
-        self.promoted_message_count += message_count
-
-
+# Totals since the cursor was opened, by the names of the fields of `CursorStats`.
+_COUNTERS = (
+    "bytes_persisted", "persist_count", "truncation_count", "snapshot_count", "ledger_write_count",
+    "ledger_bytes_written", "ledger_error_count", "metadata_write_count", "metadata_error_count", "promotion_count",
+    "promoted_message_count",
+)  # fmt: skip
 _LOG = logging.getLogger(__name__)
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
 _RETRY_MS_MAX = 60_000
@@ -82,135 +54,6 @@ class Plan(NamedTuple):
     target: PersistTarget  # where it goes
     content: CursorState  # the whole state or, for a delta, the new acks
     taken: Unpersisted  # the acks that become durable with it
-
-
-@final
-class RecordPlanner:
-    """Plans the records of one cursor. To be called with the cursor's lock held.
-
-    Each plan has begun a persist of the state, which is to be ended or abandoned.
-    """
-
-    def __init__(
-        self, state: CursorAckState, journal: Journal, listeners: Listeners, config: CursorConfig, *, now_ms: int
-    ) -> None:
-        self._state = state
-        self._journal = journal
-        self._listeners = listeners
-        self._config = config
-        self._ledger_limits = config.ledger_limits
-        self._ledger_begun_ms = now_ms
-        self._ledger_failures = 0  # in a row
-        self._retry_at_ms = now_ms
-        self.may_hold_back = config.become_old_ack_record_seconds != 0 or (
-            config.metadata_limits.range_count_max is not None
-        )
-        """Whether a persist may exclude an ack, so that a receipt must list its entries."""
-
-    @property
-    def counts_entries(self) -> bool:
-        """Whether the limit on ranges counts acked entries, as Pulsar's words form does."""
-        return self._ledger_limits.counts_entries
-
-    def may_cover_more(self, *, now_ms: int) -> bool:
-        """Return whether the metadata store has no room for all acks, and a ledger, to be tried again, may have."""
-        may_write_ledger = self._journal.needs_ledger and not self._backs_off(now_ms=now_ms)
-        # Batches do not matter here: a ledger may hold as many of them as the metadata store.
-        return may_write_ledger and bool(self._state.unpersisted.cut)
-
-    def plan(self, up_to: Position, *, now_ms: int) -> Plan:
-        """Plan the next record; `PayloadTooLargeError` if the ledger must wait and the metadata store has no room."""
-        if self._backs_off(now_ms=now_ms):
-            return self.plan_metadata(up_to)
-        taken = self._begin(up_to, self._ledger_limits)
-        if self._needs_new_ledger(now_ms=now_ms):
-            return self._whole(PersistTarget.SNAPSHOT, taken)
-        if not self._journal.form.has_deltas:
-            return self._whole(PersistTarget.WHOLE, taken)
-        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties)
-        return Plan(PersistTarget.DELTA, content, taken)
-
-    def plan_metadata(self, up_to: Position) -> Plan:
-        """Plan as much of the whole state as the metadata store has room for."""
-        # `PayloadTooLargeError`: the durable acks would not fit, or receipts could not name the excluded ones.
-        limits = self._config.metadata_limits
-        while True:
-            durable_count = self._state.durable_count
-            taken = self._begin(up_to, limits)
-            plan = self._whole(PersistTarget.METADATA, taken)
-            deleted = plan.content.deleted
-            size = len(self._journal.encode_record(plan.content))
-            fits = size <= self._config.metadata_bytes_max
-            is_within = limits.range_count_max is None or deleted.range_count <= limits.range_count_max
-            if fits and is_within and taken.acked_count >= durable_count:
-                return plan
-            self._state.withdraw_persist()
-            if fits or not is_within or not deleted.range_count or not self.may_hold_back:
-                raise PayloadTooLargeError(
-                    f"{self._journal.path}: {size} bytes and {deleted.range_count} ranges are durable or must become"
-                    f" so, more than the metadata store may be given"
-                )
-            shrunk = min(deleted.range_count - 1, deleted.range_count * self._config.metadata_bytes_max // size)
-            limits = limits._replace(range_count_max=shrunk)
-
-    def plan_closing(self) -> Plan | None:
-        """Plan the whole state for the metadata store, if Pulsar's format is used and the state is small enough."""
-        config, state = self._config, self._state
-        if self._journal.form.has_deltas:
-            return None
-        if self._ledger_limits.range_count_max and state.deleted.range_count > config.closing_range_count_max:
-            return None
-        plan = self._whole(PersistTarget.METADATA, self._begin(EVERYTHING, config.list_limits))
-        if len(self._journal.encode_record(plan.content)) <= config.metadata_bytes_max:
-            return plan
-        state.withdraw_persist()
-        return None
-
-    def plan_creation(self) -> Plan:
-        """Plan the record of a new cursor in Pulsar's format: in the metadata store, before the first ack."""
-        return self._whole(PersistTarget.METADATA, self._state.begin_persist())
-
-    def wrote(self, target: PersistTarget, *, now_ms: int) -> None:
-        """Note a write that succeeded."""
-        if target is not PersistTarget.METADATA:
-            self._ledger_failures = 0
-        if target is PersistTarget.SNAPSHOT:
-            self._ledger_begun_ms = now_ms
-
-    def ledger_failed(self, *, now_ms: int) -> None:
-        """Note that a ledger could not be written: the next persist tries again, later ones wait twice as long each."""
-        waits = self._ledger_failures
-        pause_ms = self._config.ledger_retry_ms << min(waits - 1, 20) if waits else 0
-        self._retry_at_ms = now_ms + min(pause_ms, _RETRY_MS_MAX)
-        if not self._ledger_failures:
-            _LOG.warning("%s: the cursor ledger cannot be written; trying the metadata store", self._journal.path)
-        self._ledger_failures += 1
-
-    def _begin(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
-        record_bytes_max = self._listeners.record_bytes_max()
-        return self._state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
-
-    def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
-        deleted, batch = self._state.whole()
-        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken)
-
-    def _needs_new_ledger(self, *, now_ms: int) -> bool:
-        journal, config = self._journal, self._config
-        return (
-            journal.needs_ledger
-            or journal.entry_count >= config.ledger_entry_count_max
-            # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
-            or 0 < config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
-            or (
-                journal.delta_bytes > config.compaction_bytes_min
-                and journal.delta_bytes > _COMPACTION_RATIO * journal.snapshot_bytes
-                and journal.form.has_deltas
-            )
-        )
-
-    def _backs_off(self, *, now_ms: int) -> bool:
-        """Return whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
-        return self._ledger_failures > 0 and 0 < self._retry_at_ms - now_ms <= _RETRY_MS_MAX
 
 
 @final
@@ -275,7 +118,7 @@ class Round:
         except StoreError as error:
             if not is_metadata:
                 return self.fall_back(error)
-            self._persister.counters.metadata_error_count += 1
+            self._persister.counters["metadata_error_count"] += 1
             raise
         finally:
             self.abandon()
@@ -284,11 +127,10 @@ class Round:
         """Write to the metadata store, as the ledger could not be written; if that fails, raise the error given."""
         self.abandon()
         persister = self._persister
-        persister.planner.ledger_failed(now_ms=self._now_ms)
-        persister.counters.ledger_error_count += 1
+        persister.ledger_failed(now_ms=self._now_ms)
         try:
             with persister.lock:
-                self._plan = persister.planner.plan_metadata(self._up_to)
+                self._plan = persister.plan_metadata(self._up_to)
                 self.is_open = True
                 if persister.listeners.of_changes:
                     self._notify_begun()
@@ -312,7 +154,7 @@ class Round:
                 persister.is_truncated = False
             persister.wrote(plan.target, byte_count, now_ms=now_ms)
             if self._promoted_count:
-                persister.counters.promoted(self._promoted_count)
+                persister.promoted(self._promoted_count)
             if self._closes:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
@@ -346,7 +188,7 @@ class Round:
         persister, taken = self._persister, self._plan.taken
         if not persister.is_truncated:
             persister.is_truncated = True
-            persister.counters.truncation_count += 1
+            persister.counters["truncation_count"] += 1
             _LOG.warning(
                 "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
                 persister.journal.path, taken.cut_count, taken.batch_cut_count,
@@ -355,7 +197,7 @@ class Round:
 
 @final
 class Persister:
-    """The parts that the rounds of one cursor share: its state, its journal, its trigger and its planner."""
+    """The parts that the rounds of one cursor share, and what the next round writes."""
 
     def __init__(  # noqa: PLR0913 - named, not packed
         self,
@@ -376,20 +218,27 @@ class Persister:
         self.closed = False
         self.is_truncated = False  # whether limits cut the last record
         self.young_age = YoungAge(config.become_old_ack_record_seconds)
-        self.planner = RecordPlanner(state, journal, listeners, config, now_ms=now_ms)
         self.trigger = PersistTrigger(state, config, now_ms=now_ms)
-        self.counters = PersistCounters()
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self.ledger_limits = config.ledger_limits
+        # Whether a persist may exclude an ack, so that a receipt must list its entries.
+        self.may_hold_back = self.young_age.is_on or config.metadata_limits.range_count_max is not None
+        self._config = config
+        self._ledger_begun_ms = self._retry_at_ms = now_ms
+        self._ledger_failures = 0  # in a row
 
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
         if self.closed:
             raise CursorClosedError(f"{self.journal.path}: the cursor is closed")
 
+    # When
+
     def is_due(self, *, now_ms: int) -> bool:
         """Return whether the flush interval is over and something waits, or something is new and has a permit."""
         with self.lock:
             if self.trigger.is_interval_over(now_ms=now_ms):
-                return self._has_work(self.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
+                return self._has_work(self.young_age.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
             return self.trigger.has_permit(now_ms=now_ms)
 
     @property
@@ -414,63 +263,61 @@ class Persister:
         with self.lock:
             return self.trigger.next_tick_ms()
 
-    def persistable_up_to(self, *, now_ms: int) -> Position:
-        """Return the position up to which acks are old enough to be persisted."""
-        if not self.young_age.is_on:
-            return EVERYTHING
-        with self.lock:
-            return self.young_age.persistable_up_to(now_ms=now_ms)
-
     def has_young(self, *, now_ms: int) -> bool:
         """Return whether an ack is held back, or would be, because it is young."""
-        if not self.young_age.is_on:
-            return False
         with self.lock:
-            up_to = self.persistable_up_to(now_ms=now_ms)
+            up_to = self.young_age.persistable_up_to(now_ms=now_ms)
             return self.state.unpersisted.count_between(up_to, EVERYTHING) > 0
 
-    def begin(self, *, now_ms: int) -> Round | None:
-        """Begin a round of the acks that are old enough; None if nothing waits."""
-        # `writing` is held, as for every method that begins a round.
-        up_to = self.persistable_up_to(now_ms=now_ms) if self.young_age.is_on else EVERYTHING
-        return self._begin(up_to, now_ms=now_ms)
+    def _has_work(self, up_to: Position, *, now_ms: int) -> bool:
+        unpersisted = self.state.unpersisted
+        if self.state.is_dirty or unpersisted.can_promote(up_to):
+            return True
+        # The metadata store had no room for all acks, and a ledger, to be tried again, may have. Batches do not matter
+        # here: a ledger may hold as many of them as the metadata store.
+        return bool(unpersisted.cut) and self.journal.needs_ledger and not self._backs_off(now_ms=now_ms)
+
+    # Rounds: each plan has begun a persist of the state, which is to be ended or abandoned. `writing` is held for them.
+
+    def begin(
+        self, up_to: Position | None = None, *, promoted_count: int = 0, closes: bool = False, now_ms: int
+    ) -> Round | None:
+        """Begin a round of the acks up to a position, or of those that are old enough; None if nothing waits."""
+        with self.lock:
+            self.check_open()
+            up_to = up_to or self.young_age.persistable_up_to(now_ms=now_ms)
+            if not self._has_work(up_to, now_ms=now_ms):
+                self.closed = closes
+                self.promoted(promoted_count)
+                return None
+            plan = self._plan(up_to, now_ms=now_ms)
+            return Round(self, plan, up_to, promoted_count=promoted_count, closes=closes, now_ms=now_ms)
 
     def begin_promotion(self, record_bytes_max: int, *, now_ms: int) -> Round | None:
         """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early."""
         with self.lock:
             self.check_open()
-            unpersisted, up_to = self.state.unpersisted, self.persistable_up_to(now_ms=now_ms)
+            unpersisted, up_to = self.state.unpersisted, self.young_age.persistable_up_to(now_ms=now_ms)
             raised = max(up_to, unpersisted.promotable_up_to(record_bytes_max) or self.state.mark_delete)
-            promoted_count = unpersisted.count_between(up_to, raised)
-        return self._begin(raised, promoted_count=promoted_count, now_ms=now_ms)
+            return self.begin(raised, promoted_count=unpersisted.count_between(up_to, raised), now_ms=now_ms)
 
     def begin_closing(self, *, now_ms: int) -> Round | None:
         """Begin a round of everything, young acks too, that closes the cursor."""
-        # In Pulsar's format it goes to the metadata store if it is small enough.
         with self.lock:
             self.check_open()
-            plan = self.planner.plan_closing()
+            plan = self._plan_closing()
             if plan is not None:
                 return Round(self, plan, EVERYTHING, closes=True, now_ms=now_ms)
-        return self._begin(EVERYTHING, closes=True, now_ms=now_ms)
+            return self.begin(EVERYTHING, closes=True, now_ms=now_ms)
 
     def begin_creation(self, *, in_metadata: bool, now_ms: int) -> Round | None:
         """Begin the round of a new cursor: a cursor ledger or, always in Pulsar's format, the metadata store."""
         with self.lock:
             self.state.require_persist()
             if in_metadata or not self.journal.form.has_deltas:
-                return Round(self, self.planner.plan_creation(), EVERYTHING, now_ms=now_ms)
-        return self._begin(EVERYTHING, now_ms=now_ms)
-
-    def _begin(self, up_to: Position, *, promoted_count: int = 0, closes: bool = False, now_ms: int) -> Round | None:
-        with self.lock:
-            self.check_open()
-            if not self._has_work(up_to, now_ms=now_ms):
-                self.closed = closes
-                self.counters.promoted(promoted_count)
-                return None
-            plan = self.planner.plan(up_to, now_ms=now_ms)
-            return Round(self, plan, up_to, promoted_count=promoted_count, closes=closes, now_ms=now_ms)
+                plan = self._whole(PersistTarget.METADATA, self.state.begin_persist())
+                return Round(self, plan, EVERYTHING, now_ms=now_ms)
+            return self.begin(EVERYTHING, now_ms=now_ms)
 
     def nothing_written(self) -> PersistResult:
         """Return the result of a round that was not begun."""
@@ -479,15 +326,112 @@ class Persister:
             PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, unpersisted.held_count, unpersisted.cut_count
         )
 
-    def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:
-        """Count a write that succeeded; to be called with the lock held."""
-        self.trigger.persisted(now_ms=now_ms)
-        self.planner.wrote(target, now_ms=now_ms)
-        self.counters.wrote(target, byte_count)
+    def _plan(self, up_to: Position, *, now_ms: int) -> Plan:
+        """Plan the next record; `PayloadTooLargeError` if the ledger must wait and the metadata store has no room."""
+        if self._backs_off(now_ms=now_ms):
+            return self.plan_metadata(up_to)
+        taken = self._take(up_to, self.ledger_limits)
+        if self._needs_new_ledger(now_ms=now_ms):
+            return self._whole(PersistTarget.SNAPSHOT, taken)
+        if not self.journal.form.has_deltas:
+            return self._whole(PersistTarget.WHOLE, taken)
+        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties)
+        return Plan(PersistTarget.DELTA, content, taken)
 
-    def _has_work(self, up_to: Position, *, now_ms: int) -> bool:
-        planner = self.planner
-        return self.state.is_dirty or self.state.unpersisted.can_promote(up_to) or planner.may_cover_more(now_ms=now_ms)
+    def plan_metadata(self, up_to: Position) -> Plan:
+        """Plan as much of the whole state as the metadata store has room for."""
+        # `PayloadTooLargeError`: the durable acks would not fit, or receipts could not name the excluded ones.
+        limits = self._config.metadata_limits
+        while True:
+            durable_count = self.state.durable_count
+            taken = self._take(up_to, limits)
+            plan = self._whole(PersistTarget.METADATA, taken)
+            deleted = plan.content.deleted
+            size = len(self.journal.encode_record(plan.content))
+            fits = size <= self._config.metadata_bytes_max
+            is_within = limits.range_count_max is None or deleted.range_count <= limits.range_count_max
+            if fits and is_within and taken.acked_count >= durable_count:
+                return plan
+            self.state.withdraw_persist()
+            if fits or not is_within or not deleted.range_count or not self.may_hold_back:
+                raise PayloadTooLargeError(
+                    f"{self.journal.path}: {size} bytes and {deleted.range_count} ranges are durable or must become"
+                    f" so, more than the metadata store may be given"
+                )
+            shrunk = min(deleted.range_count - 1, deleted.range_count * self._config.metadata_bytes_max // size)
+            limits = limits._replace(range_count_max=shrunk)
+
+    def _plan_closing(self) -> Plan | None:
+        """Plan the whole state for the metadata store, if Pulsar's format is used and the state is small enough."""
+        config, state = self._config, self.state
+        if self.journal.form.has_deltas:
+            return None
+        if self.ledger_limits.range_count_max and state.deleted.range_count > config.closing_range_count_max:
+            return None
+        plan = self._whole(PersistTarget.METADATA, self._take(EVERYTHING, config.list_limits))
+        if len(self.journal.encode_record(plan.content)) <= config.metadata_bytes_max:
+            return plan
+        state.withdraw_persist()
+        return None
+
+    def _take(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
+        record_bytes_max = self.listeners.record_bytes_max()
+        return self.state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
+
+    def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
+        deleted, batch = self.state.whole()
+        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken)
+
+    def _needs_new_ledger(self, *, now_ms: int) -> bool:
+        journal, config = self.journal, self._config
+        return (
+            journal.needs_ledger
+            or journal.entry_count >= config.ledger_entry_count_max
+            # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
+            or 0 < config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)
+            or (
+                journal.delta_bytes > config.compaction_bytes_min
+                and journal.delta_bytes > _COMPACTION_RATIO * journal.snapshot_bytes
+                and journal.form.has_deltas
+            )
+        )
+
+    # What came of them, noted with the lock held
+
+    def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:
+        """Count a write that succeeded, and restart the flush interval."""
+        counters = self.counters
+        self.trigger.last_persist_ms = now_ms
+        counters["bytes_persisted"] += byte_count
+        counters["persist_count"] += 1
+        if target is PersistTarget.METADATA:
+            counters["metadata_write_count"] += 1
+            return
+        counters["ledger_write_count"] += 1
+        counters["ledger_bytes_written"] += byte_count
+        self._ledger_failures = 0
+        if target is PersistTarget.SNAPSHOT:
+            counters["snapshot_count"] += 1
+            self._ledger_begun_ms = now_ms
+
+    def promoted(self, message_count: int) -> None:
+        """Count a promotion of `message_count` messages; no-op for 0."""
+        self.counters["promotion_count"] += message_count > 0
+        self.counters["promoted_message_count"] += message_count
+
+    def ledger_failed(self, *, now_ms: int) -> None:
+        """Note that a ledger could not be written: the next persist tries again, later ones wait twice as long each."""
+        waits = self._ledger_failures
+        pause_ms = self._config.ledger_retry_ms << min(waits - 1, 20) if waits else 0
+        self._retry_at_ms = now_ms + min(pause_ms, _RETRY_MS_MAX)
+        if not waits:
+            _LOG.warning("%s: the cursor ledger cannot be written; trying the metadata store", self.journal.path)
+        self._ledger_failures += 1
+        self.counters["ledger_error_count"] += 1
+
+    def _backs_off(self, *, now_ms: int) -> bool:
+        """Return whether it is too early to try a ledger again; a clock that went back by more than a pause ends it."""
+        return self._ledger_failures > 0 and 0 < self._retry_at_ms - now_ms <= _RETRY_MS_MAX
 
 
 _COMPACTION = "/__compaction"  # Pulsar's cursor whose properties name the ledger with the compacted topic
@@ -526,12 +470,11 @@ def _write_reset(persister: Persister, content: CursorState, *, now_ms: int) -> 
         try:
             return PersistTarget.SNAPSHOT, journal.begin_ledger(content)
         except StoreError as error:
-            persister.planner.ledger_failed(now_ms=now_ms)
-            persister.counters.ledger_error_count += 1
+            persister.ledger_failed(now_ms=now_ms)
             try:
                 return PersistTarget.METADATA, journal.write_record(content)
             except StoreError as second:
-                persister.counters.metadata_error_count += 1
+                persister.counters["metadata_error_count"] += 1
                 raise error from second
     except BaseException:
         journal.abandon_epoch()
@@ -667,7 +610,7 @@ def _execute(
 ) -> list[Outcome]:
     outcomes: dict[Persister, Outcome] = {}
     rounds: dict[Persister, Round] = {}
-    appends: list[tuple[Persister, Round]] = []
+    failed: dict[Persister, AckStateError] = {}  # why the append of each was not made
     try:
         for persister in persisters:
             try:
@@ -679,17 +622,19 @@ def _execute(
                 outcomes[persister] = persister.nothing_written()
             else:
                 rounds[persister] = new_round
-                if new_round.appends:
-                    appends.append((persister, new_round))
-        failed = _append(appends, outcomes) if appends else {}
-        if len(outcomes) < len(persisters):
-            left = [each for each in rounds if each not in outcomes]
-            written = call_each(
-                lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
-                left,
-                executor,
-            )
-            outcomes.update(zip(left, written, strict=True))
+        appends = {persister: each.prepare() for persister, each in rounds.items() if each.appends}
+        for (persister, (ledger_id, entry)), appended in zip(appends.items(), _append(appends), strict=True):
+            if isinstance(appended, AckStateError):
+                failed[persister] = appended
+            else:
+                outcomes[persister] = rounds[persister].commit(persister.journal.appended(ledger_id, entry))
+        left = [each for each in rounds if each not in outcomes]
+        written = call_each(
+            lambda each: rounds[each].append_failed(failed[each]) if each in failed else rounds[each].write(),
+            left,
+            executor,
+        )
+        outcomes.update(zip(left, written, strict=True))
     finally:
         # The next persist must not take planned but unwritten acks for written ones.
         for each in rounds.values():
@@ -698,23 +643,12 @@ def _execute(
     return [outcomes[persister] for persister in persisters]
 
 
-def _append(
-    rounds: list[tuple[Persister, Round]], outcomes: dict[Persister, Outcome]
-) -> dict[Persister, AckStateError]:
-    """Append with one sync, commit what was appended, and return the error of each that was not."""
-    failed: dict[Persister, AckStateError] = {}
-    appends: list[tuple[int, tuple[bytes]]] = []
-    for _, each in rounds:
-        ledger_id, entry = each.prepare()
-        appends.append((ledger_id, (entry,)))
-    ledgers = rounds[0][0].journal.store.ledgers
+def _append(appends: Mapping[Persister, tuple[int, bytes]]) -> Sequence[int | AckStateError]:
+    """Append entries with one sync, and return for each its id, or why it was not appended."""
+    if not appends:
+        return []
+    ledgers = next(iter(appends)).journal.store.ledgers
     try:
-        appended = ledgers.append_many(appends)
+        return ledgers.append_many([(ledger_id, (entry,)) for ledger_id, entry in appends.values()])
     except AckStateError as error:
-        appended = [copy(error) for _ in appends] if len(appends) > 1 else [error]
-    for (persister, each), (ledger_id, (entry,)), outcome in zip(rounds, appends, appended, strict=True):
-        if isinstance(outcome, AckStateError):
-            failed[persister] = outcome
-        else:
-            outcomes[persister] = each.commit(persister.journal.appended(ledger_id, entry))
-    return failed
+        return [copy(error) for _ in appends] if len(appends) > 1 else [error]

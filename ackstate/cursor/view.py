@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
 from ackstate.cursor.listener import covered_runs
-from ackstate.cursor.persist import PersistCounters
 from ackstate.cursor.results import CursorStats
 from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import bitmaps_of
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.results import Receipt
     from ackstate.cursor.state import CursorAckState
     from ackstate.deleted_ranges import DeletedRanges
-
-_COUNTERS = tuple(field.name for field in fields(PersistCounters))  # `asdict` would copy each number
 
 
 @final
@@ -405,7 +401,7 @@ class CursorView(AckView):
                 journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
                 batches_cut=self.batch_cut_count,
                 young_age_ms=persister.young_age.age_ms,
-                **{name: getattr(persister.counters, name) for name in _COUNTERS},
+                **persister.counters,
             )
 
     def is_void(self, receipt: Receipt) -> bool:
@@ -453,7 +449,7 @@ class CursorView(AckView):
 
         As long as there are at most `range_count_max` of them, each rule persists all.
         """
-        return self._persister.planner.counts_entries
+        return self._persister.ledger_limits.counts_entries
 
     @property
     def range_count_to_persist(self) -> int:

@@ -344,7 +344,7 @@ class Topic:
         opening, kind, gate, options = planned
         name = opening.subscription
         if TYPE_PROPERTY not in cursor.cursor_properties:  # It was created without one.
-            cursor.attached.put_internal(TYPE_PROPERTY, kind.value)
+            cursor.put_internal_property(TYPE_PROPERTY, kind.value)
         view = None if self.delays is None or kind.is_single_active else self.delays.open_view(cursor.is_acked)
         dead_letters, publish = options.dead_letters, None
         if self._publish_elsewhere is not None and dead_letters is not None and dead_letters.topic is not None:

@@ -47,8 +47,8 @@ def _fall_back_to_the_older_state():
 def _lose_the_ranges_of_another_format():
     open_journal = Journal.open.__func__
 
-    def open_and_lose(cls, store, **named):
-        journal, found = open_journal(cls, store, **named)
+    def open_and_lose(cls, store, opening):
+        journal, found = open_journal(cls, store, opening)
         if found is not None and found.form.name is not journal.form.name:
             content = found.recovered.content._replace(deleted=DeletedRanges())
             found = replace(found, recovered=replace(found.recovered, content=content))

@@ -31,9 +31,9 @@ def test_a_cursor_keeps_internal_properties_beside_what_the_application_attached
     store = MemoryStore()
     cursor = open_cursor(store, form)
     cursor.set_cursor_properties({"owner": "billing"})
-    cursor.attached.put_internal(KEY, "17")
-    cursor.attached.put_internal(OTHER_KEY, "18")
-    cursor.attached.put_internal(KEY, "19")
+    cursor.put_internal_property(KEY, "17")
+    cursor.put_internal_property(OTHER_KEY, "18")
+    cursor.put_internal_property(KEY, "19")
     cursor = open_cursor(MemoryStore(store.disk), form)
     assert dict(cursor.cursor_properties) == {KEY: "19", OTHER_KEY: "18", "owner": "billing"}
 
@@ -41,9 +41,9 @@ def test_a_cursor_keeps_internal_properties_beside_what_the_application_attached
 def test_what_changes_nothing_is_not_written():
     store = MemoryStore()
     cursor = open_cursor(store)
-    cursor.attached.put_internal(KEY, "17")
+    cursor.put_internal_property(KEY, "17")
     written = store.mutation_count
-    cursor.attached.put_internal(KEY, "17")
+    cursor.put_internal_property(KEY, "17")
     assert store.mutation_count == written
 
 
@@ -53,7 +53,7 @@ def test_what_changes_nothing_is_not_written():
 def test_only_internal_names_and_texts_are_taken(name, text, error):
     cursor = open_cursor(MemoryStore())
     with pytest.raises(error):
-        cursor.attached.put_internal(name, text)
+        cursor.put_internal_property(name, text)
     assert dict(cursor.cursor_properties) == {}
 
 
@@ -62,7 +62,7 @@ def test_a_property_that_cannot_be_written_is_not_there():
     cursor = open_cursor(store)
     store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
-        cursor.attached.put_internal(KEY, "17")
+        cursor.put_internal_property(KEY, "17")
     assert dict(cursor.cursor_properties) == {}
 
 
@@ -71,7 +71,7 @@ def test_an_older_owner_and_a_closed_cursor_write_none():
     older = open_cursor(store)
     newer = open_cursor(store)
     with pytest.raises(CursorFencedError):
-        older.attached.put_internal(KEY, "17")
+        older.put_internal_property(KEY, "17")
     newer.close(now_ms=0)
     with pytest.raises(CursorClosedError):
-        newer.attached.put_internal(KEY, "17")
+        newer.put_internal_property(KEY, "17")

@@ -235,7 +235,7 @@ def test_a_cursor_property_that_leaves_no_room_is_refused_when_it_is_put(format_
     values, ledgers = dict(store.disk.values), set(store.disk.ledgers)
     puts = {
         "set": lambda: cursor.set_cursor_properties({"p": text}),
-        "internal": lambda: cursor.attached.put_internal("#pulsar.internal.p", text),
+        "internal": lambda: cursor.put_internal_property("#pulsar.internal.p", text),
     }
     with pytest.raises(PayloadTooLargeError, match=r"metadata_bytes_max=2000\b"):
         puts[put]()

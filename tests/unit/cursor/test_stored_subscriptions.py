@@ -60,8 +60,8 @@ def test_each_has_its_type_its_durable_mark_delete_position_and_its_properties(f
     log = MessageLog.open(store, topic=TOPIC)
     log.publish([Message(b"")] * 10)
     billing = opened(store, "billing/eu", acked=3, ledgers=log.ledgers, config=config)
-    billing.attached.replace({"team": "money"})
-    billing.attached.put_internal(TYPE_PROPERTY, "Key_Shared")
+    billing.set_cursor_properties({"team": "money"})
+    billing.put_internal_property(TYPE_PROPERTY, "Key_Shared")
     opened(store, "a new one", ledgers=log.ledgers, config=config)
     ManagedCursor.open(store, topic="another", subscription="x", ledgers=log.ledgers, config=config, now_ms=0)
     billing.ack(Position(1, 3), now_ms=0)  # which is not durable
@@ -140,7 +140,7 @@ def test_a_newer_release_wrote_it():
     store = MemoryStore()
     log = MessageLog.open(store, topic=TOPIC)
     cursor = opened(store, ledgers=log.ledgers)
-    cursor.attached.put_internal(TYPE_PROPERTY, "Telepathic")
+    cursor.put_internal_property(TYPE_PROPERTY, "Telepathic")
     (found,) = listed(store)
     assert (found.kind, found.mark_delete) == (None, Position(1, -1))
     assert isinstance(found.problem, UnsupportedVersionError)
@@ -155,7 +155,7 @@ def test_a_newer_release_wrote_it():
 
 def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
     disk = MemoryStore().disk
-    opened(MemoryStore(disk)).attached.replace({"name": "x" * 300})
+    opened(MemoryStore(disk)).set_cursor_properties({"name": "x" * 300})
     (found,) = listed(MemoryStore(disk, metadata_value_bytes_max=200))
     assert isinstance(found.problem, PayloadTooLargeError)
     closed = MemoryStore(disk)

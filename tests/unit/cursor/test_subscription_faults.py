@@ -136,7 +136,7 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
         topic.subscription.ack(position, now_ms=1)
     store = topic.log.store
     store.break_ledgers()
-    topic.cursor._persister.planner._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
+    topic.cursor._persister._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
     assert topic.dispatch("a", 1, now_ms=5) == []
     assert topic.subscription.why_blocked()[0].store_error is not None
     assert topic.subscription.next_wake_ms == 1_005
