@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
@@ -95,9 +96,9 @@ def recover_or_create(
     is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
     state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
     if is_changed or found.form.name is not form.name:
-        state.require_persist()  # A cursor in another format is converted by its next persist.
+        state.changed()  # A cursor in another format is converted by its next persist.
     if is_changed:
-        result_of(execute_one(persister, lambda each: each.begin(now_ms=now_ms)))
+        result_of(execute_one(persister, partial(Persister.begin, now_ms=now_ms)))
     return report
 
 
@@ -398,7 +399,8 @@ class ManagedCursor:
             else:
                 newly_acked = state.ack_up_to(position)
             if properties is not None:
-                state.set_properties(properties)
+                state.properties = dict(properties)
+                state.changed()
             if newly_acked and self._listeners.of_changes:
                 runs = covered_runs(state.ledgers, before, state.mark_delete)
                 self._listeners.changed(Change.MARK_DELETED, runs, now_ms=now_ms)
@@ -530,7 +532,7 @@ class ManagedCursor:
 
         Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        outcome = execute_one(self._persister, lambda each: each.begin(now_ms=now_ms))
+        outcome = execute_one(self._persister, partial(Persister.begin, now_ms=now_ms))
         self._listeners.persisted(outcome)
         return result_of(outcome)
 
@@ -559,7 +561,7 @@ class ManagedCursor:
         persister, result = self._persister, None
         # Acks accepted during the final write need another record.
         while not persister.closed:
-            outcome = execute_one(persister, lambda each: each.begin_closing(now_ms=now_ms))
+            outcome = execute_one(persister, partial(Persister.begin_closing, now_ms=now_ms))
             if isinstance(outcome, CursorClosedError):
                 return result  # Another thread has closed it.
             result = result_of(outcome)

@@ -287,10 +287,9 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
 
 @final
 class _Folded:
-    """The records so far, ORed; acks that the mark-delete position covers are removed once, at the end.
+    """The records so far, ORed; acks that the mark-delete position covers are removed once, at the end."""
 
-    The result is the same as removing them at each record, since the position never goes back, and costs less.
-    """
+    # The result is the same as removing them at each record, since the position never goes back, and costs less.
 
     def __init__(self, what: str, epoch: int) -> None:
         self.offset = 0

@@ -73,9 +73,6 @@ class Listeners:
         self._of_deliveries: tuple[CursorListener, ...] = ()
         self._of_bounds: tuple[CursorListener, ...] = ()
 
-    def __contains__(self, listener: CursorListener) -> bool:
-        return listener in self._all
-
     def add(self, listener: CursorListener) -> None:
         """Register a listener, no-op if it is registered; ValueError if another one of its class is."""
         if listener in self._all:
@@ -108,10 +105,12 @@ class Listeners:
 
     def record_bytes_max(self) -> int | None:
         """Return the lowest of their limits; None without one."""
-        if not self._of_bounds:
-            return None
-        limits = (listener.record_bytes_max() for listener in self._of_bounds)
-        return min((limit for limit in limits if limit is not None), default=None)
+        lowest = None
+        for listener in self._of_bounds:
+            limit = listener.record_bytes_max()
+            if limit is not None and (lowest is None or limit < lowest):
+                lowest = limit
+        return lowest
 
     def _register(self, listeners: tuple[CursorListener, ...]) -> None:
         def overriding(method: Callable[..., object]) -> tuple[CursorListener, ...]:

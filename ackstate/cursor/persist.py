@@ -158,7 +158,7 @@ class Round:
             if self._closes:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
-                plan.target, byte_count, covered, taken.mark_delete, persister.state.unpersisted.held_count,
+                plan.target, byte_count, covered, taken.mark_delete, taken.held_count,
                 taken.cut_count, taken.batch_cut_count,
             )  # fmt: skip
 
@@ -313,7 +313,7 @@ class Persister:
     def begin_creation(self, *, in_metadata: bool, now_ms: int) -> Round | None:
         """Begin the round of a new cursor: a cursor ledger or, always in Pulsar's format, the metadata store."""
         with self.lock:
-            self.state.require_persist()
+            self.state.changed()
             if in_metadata or not self.journal.form.has_deltas:
                 plan = self._whole(PersistTarget.METADATA, self.state.begin_persist())
                 return Round(self, plan, EVERYTHING, now_ms=now_ms)
@@ -323,7 +323,7 @@ class Persister:
         """Return the result of a round that was not begun."""
         unpersisted = self.state.unpersisted
         return PersistResult(
-            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, unpersisted.held_count, unpersisted.cut_count
+            PersistTarget.NOTHING, 0, 0, self.state.persisted_mark_delete, len(unpersisted.held), len(unpersisted.cut)
         )
 
     def _plan(self, up_to: Position, *, now_ms: int) -> Plan:

@@ -36,11 +36,10 @@ EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
 
 @final
 class UnpersistedAcks:
-    """Acks above the mark-delete position that are not durable; bitmap operations over them, no I/O, no lock.
+    """Acks above the mark-delete position that are not durable; bitmap operations over them, no I/O, no lock."""
 
-    Each is in exactly one of four sets. Only `in_flight` may hold entries at or below the mark-delete position. The
-    owner reports each ack by `add` or `add_entries`, or adds its entry to `new`.
-    """
+    # Each is in exactly one of four sets. Only `in_flight` may hold entries at or below the mark-delete position. The
+    # owner reports each ack by `add_entries`, or adds its entry to `new`.
 
     def __init__(self) -> None:
         self.nothing_held_back = True
@@ -80,21 +79,6 @@ class UnpersistedAcks:
             self._fresh.remove_at_most(self.passed)
             self.passed = None
         return self._fresh
-
-    @property
-    def held_count(self) -> int:
-        """How many the persist under way, or the last one, holds back. Complexity: O(1)."""
-        return 0 if self.nothing_held_back else len(self.held)
-
-    @property
-    def cut_count(self) -> int:
-        """How many it cuts off. Complexity: O(1)."""
-        return 0 if self.nothing_held_back else len(self.cut)
-
-    @property
-    def displaced_count(self) -> int:
-        """How many of these were durable before. Complexity: O(1)."""
-        return 0 if self.nothing_held_back else len(self.displaced)
 
     @property
     def record_bytes(self) -> int:
@@ -320,22 +304,12 @@ def _highest_bytes(ledger_id: int, bitmap: BitMap, count: int) -> int:
     return ranges_bytes(ledger_id, highest, firsts(highest))
 
 
-class _Before(NamedTuple):
-    """The sets before a persist; see `UnpersistedBatches`."""
-
-    changed: set[Position]
-    cut: set[Position]
-    unwritten: set[Position]
-    completed: BatchIndexes
-
-
 @final
 class UnpersistedBatches:
-    """Acks of messages whose batches are partly acked, or were until their entry was acked as a whole.
+    """Acks of messages whose batches are partly acked, or were until their entry was acked as a whole."""
 
-    A persist goes in two steps, `begin_write`, then `end_write`, `abandon_write` or `withdraw_write`. Each comes right
-    after the same step of the entries.
-    """
+    # A persist goes in two steps, `begin_write`, then `end_write`, `abandon_write` or `withdraw_write`. Each comes
+    # right after the same step of the entries.
 
     def __init__(self, partly: BatchIndexes, entries: UnpersistedAcks) -> None:
         self._partly = partly  # the batches that are partly acked. Its owner forgets those that the mark-delete passes.
@@ -350,8 +324,8 @@ class UnpersistedBatches:
         # The unacked indexes of a batch before its last ack, until its entry is durable: a persist that excludes the
         # entry writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
-        # The sets to restore if the persist is withdrawn.
-        self._before: _Before | None = None  # None if there was nothing to be written
+        # `_changed`, `_cut` and `_unwritten`, to be restored if the persist is withdrawn; None if there was nothing.
+        self._before: tuple[set[Position], set[Position], set[Position]] | None = None
 
     @property
     def excluded_count(self) -> int:
@@ -412,7 +386,7 @@ class UnpersistedBatches:
         if not (self._partly.by_ledger or self._completed.by_ledger or self._changed or self._cut or self._unwritten):
             self._before = None
             return NO_BATCHES
-        self._before = _Before(self._changed, self._cut, self._unwritten.copy(), self._completed)
+        self._before = self._changed, self._cut, self._unwritten.copy()
         self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
         if batch_count_max is not None:
             self._cut.update(islice(sorted((*self._partly, *self._excluded())), batch_count_max, None))
@@ -447,7 +421,7 @@ class UnpersistedBatches:
     def withdraw_write(self) -> None:
         """Undo `begin_write`; to be called right after it, or after `whole`."""
         if self._before is not None:
-            self._changed, self._cut, self._unwritten, self._completed = self._before
+            self._changed, self._cut, self._unwritten = self._before
             self._in_flight = set()
 
     def _excluded(self) -> list[Position]:
@@ -478,18 +452,19 @@ class Unpersisted(NamedTuple):
     batch: BatchIndexes  # partly acked batches that changed; not to be changed
     acked_count: int  # how many messages are durable once this is
     number: int  # the receipt number up to which receipts are durable once this is, but for excluded acks
+    durable_count: int  # how many were before
+    held_count: int  # how many acked messages are excluded as young
     cut_count: int  # how many acked messages the range limit excludes
     batch_cut_count: int  # how many partly acked batches the limit on batches excludes
 
 
 @final
 class CursorAckState:
-    """Acks, and the receipt numbers given for them; one call at a time, no I/O, no lock.
+    """Acks, and the receipt numbers given for them; one call at a time, no I/O, no lock."""
 
-    A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between. So
-    does a reset: `begin_reset`, then `apply_reset`. A reset that is not applied has failed, and may have happened:
-    until the next persist ends, the gauges of `AckView` assume the outcome that loses more.
-    """
+    # A persist takes two steps: `begin_persist`, then `end_persist` or `abandon_persist`. Acks may arrive in between.
+    # So does a reset: `begin_reset`, then `apply_reset`. A reset that is not applied has failed, and may have happened:
+    # until the next persist ends, the gauges of `AckView` assume the outcome that loses more.
 
     def __init__(self, ledgers: LedgerMap) -> None:
         self.ledgers = ledgers
@@ -549,8 +524,10 @@ class CursorAckState:
             ledger_id, entry_id = position = check_position(position, entry_id_min=0)
         log, marked = self.ledgers.current, self.mark_delete
         marked_ledger_id, next_entry_id = marked[0], marked[1] + 1
-        if not 0 <= entry_id < (log.open_count if ledger_id == log.open_id else self.ledgers.entry_count(ledger_id)):
-            self._check_not_in_log(position)
+        entry_count = log.open_count if ledger_id == log.open_id else self.ledgers.entry_count(ledger_id)
+        # Accepted are an acked entry of a ledger that was trimmed since, and one that was written meanwhile.
+        if not 0 <= entry_id < entry_count and not self.is_acked(check_position(position, entry_id_min=0)):
+            self.ledgers.check_written(position)
         if ledger_id == marked_ledger_id and entry_id <= next_entry_id:
             if entry_id != next_entry_id:
                 return 0
@@ -575,11 +552,6 @@ class CursorAckState:
         self.accepted_number += 1
         return 1
 
-    def _check_not_in_log(self, position: Position) -> None:
-        """Accept an acked entry of a ledger that was trimmed since, and one that was written meanwhile."""
-        if not self.is_acked(check_position(position, entry_id_min=0)):
-            self.ledgers.check_written(position)
-
     def ack_bitmaps(self, candidates: Mapping[int, BitMap]) -> tuple[Mapping[int, BitMap], int]:
         """Ack entries of many ledgers, all or none, and return those that were new, and their number."""
         new = {ledger_id: self._not_acked(ledger_id, bitmap) for ledger_id, bitmap in candidates.items()}
@@ -602,7 +574,7 @@ class CursorAckState:
         was_last, changed = self.unpersisted_batches.ack(position, unacked_words)
         if was_last:
             return self.ack(position), changed
-        self._changed(changed)
+        self.changed(changed)
         return 0, changed
 
     def ack_up_to(self, position: Position) -> int:
@@ -622,7 +594,7 @@ class CursorAckState:
         newly_acked = self.ledgers.count_between(before, position) - acked_before
         assert newly_acked >= 0, "acked entries that the log does not have"
         self._accept(newly_acked)
-        self._changed(not newly_acked and self.mark_delete != before)
+        self.changed(not newly_acked and self.mark_delete != before)
         return newly_acked
 
     def ack_up_to_batch(self, position: Position, unacked_words: Iterable[int], *, counts: bool) -> tuple[int, bool]:
@@ -639,13 +611,8 @@ class CursorAckState:
         was_last, changed = self.unpersisted_batches.ack_cumulative(position, unacked_words)
         if was_last:
             return newly_acked + self.ack(position), changed
-        self._changed(changed)
+        self.changed(changed)
         return newly_acked, changed
-
-    def set_properties(self, properties: Mapping[str, int]) -> None:
-        """Replace the properties of the latest mark-delete."""
-        self.properties = dict(properties)
-        self._changed()
 
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
@@ -660,23 +627,19 @@ class CursorAckState:
         self.properties = properties
         self._advance_mark_delete()
 
-    def require_persist(self) -> None:
-        """Make the state dirty, to store it again, such as in another format."""
-        self._changed()
-
     def begin_reset(self, mark_delete: Position) -> None:
         """Note that a reset is about to be written: from here on it may happen, even if the write fails."""
         # Until the next persist, which writes the state even if nothing is new, no receipt is durable.
         self.persisted_mark_delete = min(self.persisted_mark_delete, mark_delete)
         self.resets_begun.add(mark_delete)
-        self._changed()
+        self.changed()
         self.durable_number = self.void_number
 
     def apply_reset(self, mark_delete: Position) -> None:
         """Restart at a position, with nothing acked above it, all of it durable. Receipts from before become void."""
         self._start(mark_delete, DeletedRanges(), BatchIndexes())
         self.void_number = self.accepted_number
-        self._changed()
+        self.changed()
         self.durable_number = self.accepted_number
 
     def _start(self, mark_delete: Position, deleted: DeletedRanges, batch: BatchIndexes) -> None:
@@ -701,12 +664,16 @@ class CursorAckState:
         # the whole; and nothing durable is displaced.
         unpersisted = self.unpersisted
         unpersisted.begin_write(self.deleted, up_to=up_to, limit=limits, record_bytes_max=record_bytes_max)
-        self.durable_count -= unpersisted.displaced_count
-        batch, cut_count = self.unpersisted_batches.begin_write(limits.batch_count_max), unpersisted.cut_count
+        durable_count, held_count, cut_count = self.durable_count, 0, 0
+        if not unpersisted.nothing_held_back:
+            held_count, cut_count = len(unpersisted.held), len(unpersisted.cut)
+            self.durable_count -= len(unpersisted.displaced)
+        batch = self.unpersisted_batches.begin_write(limits.batch_count_max)
         return Unpersisted(
             self.mark_delete, unpersisted.in_flight, self.properties, batch,
-            acked_count=self.acked_count - cut_count - unpersisted.held_count, number=self.accepted_number,
-            cut_count=cut_count, batch_cut_count=self.unpersisted_batches.excluded_count,
+            acked_count=self.acked_count - cut_count - held_count, number=self.accepted_number,
+            durable_count=durable_count, held_count=held_count, cut_count=cut_count,
+            batch_cut_count=self.unpersisted_batches.excluded_count,
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
@@ -718,14 +685,13 @@ class CursorAckState:
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count the acks of `begin_persist` as durable; return the change, negative if more were displaced."""
-        covered = written.acked_count - self.durable_count - self.unpersisted.displaced_count
         self.durable_count = written.acked_count
         self.durable_number = written.number
         self.persisted_mark_delete = written.mark_delete
         self.resets_begun.clear()
         self.unpersisted.end_write(written.mark_delete)
         self.unpersisted_batches.end_write()
-        return covered
+        return written.acked_count - written.durable_count
 
     def abandon_persist(self) -> None:
         """Note that the write failed: the acks wait again, and those that they were to displace may be gone."""
@@ -753,8 +719,8 @@ class CursorAckState:
             count = min(count, ledgers.count_between(self.persisted_mark_delete, self.mark_delete) + above)
         return count
 
-    def _changed(self, count: int = 1) -> None:
-        """Count changes that ack no message."""
+    def changed(self, count: int = 1) -> None:
+        """Count changes that ack no message: they make the state dirty, to be stored again."""
         self.accepted_number += count
         self._other_change_count += count
 

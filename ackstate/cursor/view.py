@@ -15,7 +15,7 @@ from ackstate.entry_bitmap import bitmaps_of
 from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ackstate.ack_hole import AckEffect, AckHole
     from ackstate.batch_indexes import BatchIndexes
@@ -38,10 +38,7 @@ class EntryReader:
 
     @property
     def position(self) -> Position:
-        """Where the next `read` begins; always above the mark-delete position.
-
-        After the last entry of a ledger it may be the one that would follow there, as in Pulsar.
-        """
+        """Where `read` goes on, above the mark-delete; at a ledger's end maybe the entry that would follow."""
         with self._lock:
             if self._position <= self._state.mark_delete:
                 self._position = self._ledgers.next_valid(self._state.mark_delete)
@@ -54,10 +51,7 @@ class EntryReader:
 
     @property
     def next_unread(self) -> Position:
-        """The entry that `read` would return first, or that will be written next.
-
-        Complexity: O(log ledgers), and that of `DeletedRanges.run_containing` for each acked run in between.
-        """
+        """The entry that `read` would return first, or that will be written next; O(acked runs in between)."""
         with self._lock:
             ledger_id, entry_id = self.position
             position = self._ledgers.next_valid(Position(ledger_id, entry_id - 1))
@@ -66,11 +60,7 @@ class EntryReader:
             return position
 
     def read(self, count_max: int) -> list[Position]:
-        """Return up to `count_max` entries from the position on that are not acked, and move past them.
-
-        Raises:
-            CursorClosedError: The cursor is closed.
-        """
+        """Return up to `count_max` entries from the position on that are not acked, and move past them."""
         with self._lock:
             self._check_open()
             positions: list[Position] = []
@@ -83,20 +73,14 @@ class EntryReader:
                 if run is None:
                     ledger_id, first = position
                     end = min(first + count_max - len(positions), self._ledgers.entry_count(ledger_id))
-                    positions += self._unacked(ledger_id, first, end)
+                    acked, entries = self._state.deleted.entries(ledger_id), range(first, end)
+                    is_free = not acked.range_cardinality(first, end)
+                    positions += positions_of(ledger_id, entries if is_free else BitMap(entries) - acked)
                 else:
                     ledger_id, end = run.ledger_id, run.end
                 self._position = Position(ledger_id, end)
                 position = self._ledgers.next_valid(Position(ledger_id, end - 1))
             return positions
-
-    def _unacked(self, ledger_id: int, first: int, end: int) -> Iterator[Position]:
-        """Return the unacked entries of a ledger from `first` (included) to `end` (excluded)."""
-        acked = self._state.deleted.entries(ledger_id)
-        entries: Iterable[int] = range(first, end)
-        if acked.range_cardinality(first, end):
-            entries = BitMap(entries) - acked
-        return positions_of(ledger_id, entries)
 
     def rewind(self, position: Position | None = None) -> None:
         """Read again from a position, or from the first entry that the mark-delete does not cover."""
@@ -118,11 +102,10 @@ class AcksEffect(NamedTuple):
 
 
 class AckView:
-    """A read-only view of an ack state. Safe for any number of threads; each answer is of one instant.
+    """A read-only view of an ack state. Safe for any number of threads; each answer is of one instant."""
 
-    After a reset that failed, and until the next persist, a recovery may find the cursor reset or not. The gauges then
-    assume the outcome that loses more, at a cost of O(containers of the bitmaps) instead of O(1).
-    """
+    # After a reset that failed, and until the next persist, a recovery may find the cursor reset or not. The gauges
+    # then assume the outcome that loses more, at a cost of O(containers of the bitmaps) instead of O(1).
 
     def __init__(self, state: CursorAckState, lock: threading.RLock | None = None) -> None:
         self._state = state
@@ -188,11 +171,7 @@ class AckView:
 
     @property
     def unpersisted_record_bytes(self) -> int:
-        """Size of the ranges acked and not durable, as Pulsar would write them. Complexity: see the class.
-
-        While a persist is under way, it is the maximum of the sizes before and after it; never more than single acks
-        have added.
-        """
+        """Size of the ranges acked and not durable, as Pulsar would write them; never more than single acks added."""
         with self._lock:
             state = self._state
             if not state.resets_begun:
@@ -202,12 +181,7 @@ class AckView:
             return max(state.unpersisted.record_bytes, *voidable_bytes)
 
     def unpersisted_bytes_added(self, position: Position) -> int:
-        """Return at most how much acking an entry now would add to `unpersisted_record_bytes`; below 0 it frees some.
-
-        Raises:
-            InvalidPositionError: The log does not have the entry, and it is not acked.
-            ValueError: An id is out of range.
-        """
+        """Return at most how much acking an entry adds to `unpersisted_record_bytes`; below 0 it frees some."""
         with self._lock:
             state = self._state
             if state.is_acked(position):
@@ -216,10 +190,7 @@ class AckView:
             return max(effect.record_bytes for effect in effects)
 
     def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
-        """Return the most that acking many entries now would change; entries that the log does not have are ignored.
-
-        Complexity: O(bytes of the bitmaps of all acks).
-        """
+        """Return the most that acking entries now would change, those not in the log ignored; O(bytes of all acks)."""
         with self._lock:
             state = self._state
             new = {ledger_id: entries[ledger_id].copy() for ledger_id in entries}
@@ -269,10 +240,7 @@ class AckView:
             entries -= self._state.deleted.entries(ledger_id)
 
     def lowest_unacked(self, count_max: int) -> list[Position]:
-        """Return up to `count_max` of the lowest entries that are not acked, in order.
-
-        Complexity: O(them, and the acked runs between them).
-        """
+        """Return up to `count_max` of the lowest entries that are not acked; O(them, and the acked runs between)."""
         return EntryReader(self._state, lock=self._lock, check_open=lambda: None).read(count_max)
 
     def acked_among(self, positions: Sequence[Position]) -> list[Position]:
@@ -286,10 +254,7 @@ class AckView:
         return [position for position in positions if position[1] not in entries[position[0]]]
 
     def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
-        """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger.
-
-        Complexity: O(ledgers, and containers of their bitmaps).
-        """
+        """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger."""
         with self._lock:
             first = max(first, self._state.mark_delete)
             found = []
@@ -304,20 +269,14 @@ class AckView:
             return found
 
     def acked_runs(self) -> list[tuple[int, int, int]]:
-        """Return every entry of the log that is acked, as (ledger id, first, last), `last` included, in order.
-
-        Complexity: O(ledgers + ranges).
-        """
+        """Return every entry of the log that is acked, as (ledger id, first, last), `last` included, in order."""
         with self._lock:
             before_all = self._ledgers.previous(self._ledgers.first_position)
             runs = covered_runs(self._ledgers, before_all, self._state.mark_delete)
             return [*runs, *((ledger_id, first, end - 1) for ledger_id, first, end in self._state.deleted.runs())]
 
     def position_after(self, count: int, *, counts_acked: bool) -> Position:
-        """Return the position `count` entries after the mark-delete, or the last one; acked entries counted or not.
-
-        Complexity: O(ledgers), with acked ones not counted O(runs that are passed).
-        """
+        """Return the position `count` entries after the mark-delete, or the last one; acked entries counted or not."""
         with self._lock:
             state, ledgers = self._state, self._ledgers
             position, last = state.mark_delete, ledgers.last_confirmed
@@ -416,18 +375,12 @@ class CursorView(AckView):
 
     @property
     def next_tick_ms(self) -> int | None:
-        """When to call `ManagedCursor.tick` next; None if nothing becomes due before something is accepted.
-
-        A persist that fails is due again after a flush interval.
-        """
+        """When to call `ManagedCursor.tick` next; None if nothing becomes due before something is accepted."""
         return self._persister.next_tick_ms()
 
     @property
     def last_journal_entry(self) -> Position | None:
-        """The cursor ledger and the last entry known to be in it; None if none was written since the cursor was opened.
-
-        None, too, if the state is in the metadata store, or while a new ledger is started.
-        """
+        """The cursor ledger and the last entry known to be in it; None if there is none; see `Journal.last_entry`."""
         return self._persister.journal.last_entry
 
     def is_persist_due(self, *, now_ms: int) -> bool:
@@ -445,19 +398,12 @@ class CursorView(AckView):
 
     @property
     def counts_entries_to_persist(self) -> bool:
-        """Whether `CursorConfig.range_limit_rule` counts acked entries instead of ranges.
-
-        As long as there are at most `range_count_max` of them, each rule persists all.
-        """
+        """Whether `range_limit_rule` counts acked entries; up to `range_count_max` of them each rule persists all."""
         return self._persister.ledger_limits.counts_entries
 
     @property
     def range_count_to_persist(self) -> int:
-        """How many ranges a persist of everything would hold.
-
-        If `counts_entries_to_persist`, it is the number of acked entries above the mark-delete position. Complexity:
-        O(1).
-        """
+        """How many ranges a persist of everything would hold, or entries if `counts_entries_to_persist`; O(1)."""
         deleted = self._state.deleted
         # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
         return len(deleted) if self.counts_entries_to_persist else deleted.range_count

@@ -244,7 +244,7 @@ def test_a_cursor_has_one_subscription():
     with pytest.raises(ValueError, match="one listener of class Subscription"):
         Subscription(topic.log, topic.cursor)
     topic.cursor.remove_listener(object())
-    assert topic.subscription._listener in topic.cursor._listeners
+    assert topic.subscription._listener in topic.cursor._listeners._all
 
 
 def test_whoever_takes_dead_letters_may_ack_others():
