@@ -59,10 +59,7 @@ class Sent(NamedTuple):
 
 
 class Reservations(Protocol):
-    """The messages in flight and the reservations for their acks, as an admission needs them.
-
-    `Deliveries` has them one by one; a replay has millions, in bitmaps.
-    """
+    """The messages in flight, as an admission needs them: `Deliveries` has them one by one, a replay in bitmaps."""
 
     reserved_bytes: int
     reserved_ranges: int
@@ -285,14 +282,12 @@ def _first_deliveries(
 
 @final
 class RoundWaiter:
-    """At most one waiter, which is called once, and the kinds of events for which it is called.
+    """At most one waiter, which is called once, and the kinds of events for which it is called."""
 
-    A round takes the waiter away, sends, and then arms it for every event that could change the outcome of the next
-    round. Events that happen during the round are not lost: then the waiter is called as soon as it is armed.
-
-    The callers of `room_made` and `messages_came` may hold any lock, also that of another subscription; a waiter runs
-    under these locks, and not under the one here.
-    """
+    # A round takes the waiter away, sends, and then arms it for every event that could change the outcome of the next
+    # round. Events that happen during the round are not lost: then the waiter is called as soon as it is armed.
+    # The callers of `room_made` and `messages_came` may hold any lock, also that of another subscription; a waiter runs
+    # under these locks, and not under the one here.
 
     def __init__(self) -> None:
         # Whether a decrease of the usage of a limit is such an event, and whether a message that became ready is one.

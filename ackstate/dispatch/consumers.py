@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 @final
 class Permits:
-    """The permits of the open consumers, in messages. The consumers with permits form one line for each priority.
+    """The permits of the open consumers, in messages. The consumers with permits form one line for each priority."""
 
-    Source: ``Consumer.messagePermits`` and ``AbstractDispatcherMultipleConsumers.getNextConsumer`` of Apache Pulsar.
-    """
+    # Source: ``Consumer.messagePermits`` and ``AbstractDispatcherMultipleConsumers.getNextConsumer`` of Apache Pulsar.
 
     def __init__(self) -> None:
         self.total = 0
@@ -160,7 +159,9 @@ class Consumers:
 
     def open(self, name: str, *, priority: int) -> None:
         """Open a consumer."""
-        _check_consumer(name, priority)
+        _check_name(name)
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise TypeError(f"priority of consumer {name!r} must be an integer, got {priority!r}")
         if name in self._names:
             raise ConsumerBusyError(f"consumer {name!r} is open: close it first, or choose another name")
         if self._names and self.kind is SubscriptionType.EXCLUSIVE:
@@ -170,11 +171,6 @@ class Consumers:
         self.permits.open(name, priority=0 if self.needs_keys else priority)
         self._closed.pop(name, None)
         self._slot_owners.clear()
-
-    @property
-    def has_any(self) -> bool:
-        """Whether a consumer is open."""
-        return bool(self._names)
 
     def check_not_closed(self, name: str) -> None:
         """Refuse one of the last 1,000 consumers that were closed, unless it was opened again."""
@@ -260,14 +256,8 @@ def _key_of(position: Position) -> bytes:
     return bytes(8) + b"%d:%d" % position
 
 
-def _check_consumer(name: str, priority: int) -> None:
-    """Refuse names and priorities that could not be compared or hashed later."""
-    _check_name(name)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise TypeError(f"priority of consumer {name!r} must be an integer, got {priority!r}")
-
-
 def _check_name(name: str) -> None:
+    """Refuse a name that could not be compared or hashed later."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a consumer must be text, got {name!r}")
     if not name:

@@ -326,11 +326,10 @@ _NONE = PositionSet()
 
 @final
 class DelayedMessages:
-    """A dispatcher's access to its tracker, and the messages that the tracker has handed out too early.
+    """A dispatcher's access to its tracker, and the messages that the tracker has handed out too early."""
 
-    The log reports delayed messages to a shared index when they are published. So the reader skips them unread, and
-    they are read once, to be sent.
-    """
+    # The log reports delayed messages to a shared index when they are published. So the reader skips them unread, and
+    # they are read once, to be sent.
 
     def __init__(
         self,
@@ -474,10 +473,7 @@ class DelayedMessages:
 
 @final
 class MessageReader:
-    """Reads messages from the log, and keeps those that were read and not sent.
-
-    Kept messages take at most 4 MiB; beyond that the first ones are dropped, and read again.
-    """
+    """Reads messages from the log, and keeps those that were read and not sent, 4 MiB of them at most."""
 
     def __init__(self, log: TopicLog, *, postpone: Callable[[Position, int], None]) -> None:
         self._log = log
@@ -507,7 +503,7 @@ class MessageReader:
             if before is None:
                 self._kept_bytes += _size(message)
             kept[position] = message
-        while self._kept_bytes > _KEPT_BYTES_MAX:
+        while self._kept_bytes > _KEPT_BYTES_MAX:  # The first ones are read again.
             self.forget((next(iter(self.kept)),))
 
     def forget(self, positions: Iterable[Position]) -> None:
@@ -517,10 +513,6 @@ class MessageReader:
             message = kept.pop(position, None)
             if message is not None:
                 self._kept_bytes -= _size(message)
-
-    def forget_up_to(self, position: Position) -> None:
-        """Drop the messages up to a position, included. Complexity: O(kept)."""
-        self.forget([each for each in self.kept if each <= position])
 
     def clear(self) -> None:
         """Drop everything."""
@@ -636,7 +628,7 @@ class UnackedMessages:
         self._acked_count += newly_acked
         for each in self.waiting.up_to(position):
             self.waiting.take(each)
-        self.reader.forget_up_to(position)
+        self.reader.forget([each for each in self.reader.kept if each <= position])
         self._admission.usage_decreased(now_ms=now_ms)
 
     def clear(self) -> None:

@@ -77,20 +77,17 @@ class Batch:
 
 @final
 class Dispatcher:
-    """Sends queued messages, the lowest first, then messages that were never read, to consumers in their turns.
+    """Sends queued messages, the lowest first, then never read ones, to consumers in their turns."""
 
-    The type of the subscription decides whose turn it is (`_turns`). Shared: the consumers of the lowest priority
-    number, a few entries each, until they have no permits or are at their own limits, then the next ones; the turns
-    continue where the last round ended. Key_Shared: the owner of each message's key; the messages that are read are
-    divided among the owners, and those whose owner can receive nothing are queued. Exclusive and Failover: the active
-    consumer. A dispatch to one consumer by its name is a round in which only that one has a turn.
-
-    While a limit of the ack state keeps new messages back, messages that fill ack holes are still sent, the lowest hole
-    first: queued messages, and unread ones below the highest acked. The next round continues above the last of them,
-    and from the lowest again after the highest: a message that nobody can ack does not starve the others.
-
-    Source: ``PersistentDispatcherMultipleConsumers.trySendMessagesToConsumers`` of Apache Pulsar.
-    """
+    # The type of the subscription decides whose turn it is (`_turns`). Shared: the consumers of the lowest priority
+    # number, a few entries each, until they have no permits or are at their own limits, then the next ones; the turns
+    # continue where the last round ended. Key_Shared: the owner of each message's key; the messages that are read are
+    # divided among the owners, and those whose owner can receive nothing are queued. Exclusive and Failover: the active
+    # consumer. A dispatch to one consumer by its name is a round in which only that one has a turn.
+    # While a limit of the ack state keeps new messages back, messages that fill ack holes are still sent, the lowest hole
+    # first: queued messages, and unread ones below the highest acked. The next round continues above the last of them,
+    # and from the lowest again after the highest: a message that nobody can ack does not starve the others.
+    # Source: ``PersistentDispatcherMultipleConsumers.trySendMessagesToConsumers`` of Apache Pulsar.
 
     def __init__(
         self, messages: UnackedMessages, *, admission: Admission, consumers: Consumers, options: SubscriptionOptions

@@ -151,7 +151,7 @@ class Subscription:
     @property
     def has_consumers(self) -> bool:
         """Whether a consumer is open. Takes no lock, so that a caller can look at many subscriptions."""
-        return self._consumers.has_any
+        return bool(self._consumers.names)
 
     @property
     def active_consumer(self) -> str | None:
@@ -435,11 +435,6 @@ class Subscription:
             waiter()
         else:
             self._gate.when_open(waiter, consumer)
-
-    def forget_waiter(self, waiter: Callable[[], None]) -> None:
-        """Do not call a waiter any more; no-op if it does not wait."""
-        if self._gate is not None:
-            self._gate.forget_waiter(waiter)
 
     # Acks
 

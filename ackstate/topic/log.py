@@ -126,15 +126,12 @@ def _decode_ledgers(data: bytes, at: int, end: int) -> tuple[tuple[int, int], ..
 
 @final
 class LogOwnership:
-    """The right to write one topic's message log, until another owner takes it over. Created by `take_over`.
-
-    Not safe for concurrent use.
-    """
+    """The right to write one topic's message log, until another owner takes it over. Created by `take_over`."""
 
     def __init__(self, store: Store, topic: str, *, record: LogRecord, version: int) -> None:
         self._store = store
         self._topic = topic
-        self._record = record  # the last that was written
+        self.record = record  # as this owner wrote it last
         self._version = version  # of the record, as far as this owner has seen
         self._in_doubt: list[bytes] = []  # records that may have been written since
         self._open_ledger_id: int | None = None  # none before `begin_ledger`: all that the log has are closed
@@ -143,10 +140,8 @@ class LogOwnership:
 
     @classmethod
     def take_over(cls, store: Store, topic: str) -> LogOwnership:
-        """Become the owner of a log, which need not exist, and stop every earlier owner; errors as `MessageLog.open`.
-
-        A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
-        """
+        """Become the owner of a log, which need not exist, and stop every earlier one; errors as `MessageLog.open`."""
+        # A record that cannot be read is replaced: it holds nothing that the ledgers lack, and all of them are fenced.
         path = log_path(topic)
         for _ in range(_TAKEOVER_ATTEMPTS):
             record, version = _find(store.metadata, path)
@@ -163,18 +158,11 @@ class LogOwnership:
                 return cls(store, topic, record=record, version=version)
         raise StoreError(f"{path}: the record kept changing while the message log was opened")
 
-    @property
-    def record(self) -> LogRecord:
-        """The record as this owner wrote it last."""
-        return self._record
-
     def begin_ledger(
         self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int
     ) -> int:
-        """Create a ledger that this owner may append to until it is closed, and return its id.
-
-        After a `StoreError`, the next call tries again with the same ledger.
-        """
+        """Create a ledger that this owner may append to until it is closed, and return its id."""
+        # After a `StoreError`, the next call tries again with the same ledger.
         assert self._open_ledger_id is None
         if self._is_fenced:
             raise self.fenced()
@@ -185,10 +173,8 @@ class LogOwnership:
         return self._open_ledger_id
 
     def trim(self, ledger_sizes: Mapping[int, int], published_ms: Mapping[int, int], *, first_ledger_id: int) -> None:
-        """Note that the ledgers below one are no longer part of the log: from then on they may be deleted.
-
-        It is written even if the record names that ledger already: so the log is still this owner's.
-        """
+        """Note that the ledgers below one are no longer part of the log: from then on they may be deleted."""
+        # It is written even if the record names that ledger already: so the log is still this owner's.
         if self._is_fenced:
             raise self.fenced()
         self._write(self._open_ledger_id, ledger_sizes, published_ms, first_ledger_id)
@@ -211,14 +197,12 @@ class LogOwnership:
             raise self.fenced()
 
     def delete(self) -> None:
-        """Delete the log: all of it is trimmed, then its ledgers are deleted, the lowest first, and then its record.
-
-        A crash leaves the log as it was, or an empty one, or nothing. An owner that opens the log after the trim has a
-        new one.
-        """
+        """Delete the log: all of it is trimmed, then its ledgers are deleted, the lowest first, and then its record."""
+        # A crash leaves the log as it was, or an empty one, or nothing. An owner that opens it after the trim has a new
+        # one.
         ledgers = self._store.ledgers
         owned = ledgers.owned_by(log_owner(self._topic))
-        self.trim({}, {}, first_ledger_id=max((self._record.first_ledger_id, *(each + 1 for each in owned))))
+        self.trim({}, {}, first_ledger_id=max((self.record.first_ledger_id, *(each + 1 for each in owned))))
         for ledger_id in owned:
             ledgers.delete(ledger_id)
         with suppress(VersionMismatchError):
@@ -255,13 +239,13 @@ class LogOwnership:
             for known in (ledger_sizes, published_ms)
         )
         record = LogRecord(
-            self._record.term, open_ledger_id, first_ledger_id, sizes[-LEDGER_SIZES_MAX:], times[-LEDGER_SIZES_MAX:]
+            self.record.term, open_ledger_id, first_ledger_id, sizes[-LEDGER_SIZES_MAX:], times[-LEDGER_SIZES_MAX:]
         )
         try:
             self._version = self._put(encode_log_record(record))
         except CorruptStateError as error:
             raise StoreError(f"{log_path(self._topic)}: the record cannot be written: {error}") from error
-        self._record = record
+        self.record = record
         self._in_doubt.clear()
 
     def _put(self, encoded: bytes) -> int:
@@ -286,10 +270,8 @@ class LogOwnership:
 
 
 def check_log_record(metadata: MetadataStore, topic: str) -> None:
-    """Read the record of a topic's log, if there is one, for the errors of `decode_log_record`.
-
-    With another version the log cannot be opened to write; a damaged one is replaced by the next open.
-    """
+    """Read the record of a topic's log, if there is one, for the errors of `decode_log_record`."""
+    # With another version the log cannot be opened to write; a damaged one is replaced by the next open.
     found = metadata.get(log_path(topic))
     if found is not None:
         decode_log_record(found.data)
@@ -336,56 +318,46 @@ def _fence(store: Store, ledger_id: int) -> None:
 
 @final
 class LedgerSizes:
-    """Bytes of the entries of each ledger of one log. Not safe for concurrent use.
+    """Bytes of the entries of each ledger of one log."""
 
-    They are counted as they are appended, and the log's record has those of ledgers that were closed. A ledger whose
-    owner crashed has no size there: it is read, once.
-    """
+    # They are counted as they are appended, and the log's record has those of ledgers that were closed. A ledger whose
+    # owner crashed has no size there: it is read, once.
 
     def __init__(self, store: Store, ledgers: LedgerMap, known: Iterable[tuple[int, int]]) -> None:
         self._store = store
         self._ledgers = ledgers
-        self._known = {ledger_id: size for ledger_id, size in known if ledgers.has_ledger(ledger_id)}
+        # The sizes that are known, by ledger id, rising: to be read, not changed.
+        self.known = {each: size for each, size in known if ledgers.has_ledger(each)}
         self._whole: int | None = None  # bytes of the log; None while the size of a ledger may be unknown
         self._below = (-1, 0)  # a ledger, and the bytes of those before it
 
-    @property
-    def known(self) -> Mapping[int, int]:
-        """The sizes that are known, by ledger id, rising: to be read, not changed."""
-        return self._known
-
     def begin(self, ledger_id: int) -> None:
         """Count a new ledger, which is empty."""
-        self._known[ledger_id] = 0
+        self.known[ledger_id] = 0
 
     def appended(self, ledger_id: int, byte_count: int) -> None:
         """Count entries that were appended to a ledger."""
-        if ledger_id in self._known:
-            self._known[ledger_id] += byte_count
+        if ledger_id in self.known:
+            self.known[ledger_id] += byte_count
             if self._whole is not None:
                 self._whole += byte_count
 
     def forget(self, ledger_id: int) -> None:
         """Note that a ledger has entries that were not counted."""
-        self._known.pop(ledger_id, None)
+        self.known.pop(ledger_id, None)
         self._whole = None
 
     def trim(self) -> None:
         """Forget ledgers that the log no longer has."""
-        self._known = {
-            ledger_id: size for ledger_id, size in self._known.items() if self._ledgers.has_ledger(ledger_id)
-        }
+        self.known = {each: size for each, size in self.known.items() if self._ledgers.has_ledger(each)}
         self._whole, self._below = None, (-1, 0)
 
     def of(self, ledger_id: int) -> int:
-        """Return the bytes of a ledger; 0 if it is damaged, so that it does not count as space that is used.
-
-        O(1), but the first time O(entries) of a ledger whose size is not known.
-        """
-        if ledger_id not in self._known:
-            self._known[ledger_id] = self._read(ledger_id)
-            self._known = dict(sorted(self._known.items()))
-        return self._known[ledger_id]
+        """Return the bytes of a ledger; O(1), but the first time O(entries) of one whose size is not known."""
+        if ledger_id not in self.known:
+            self.known[ledger_id] = self._read(ledger_id)
+            self.known = dict(sorted(self.known.items()))
+        return self.known[ledger_id]
 
     @property
     def whole(self) -> int:
@@ -395,10 +367,7 @@ class LedgerSizes:
         return self._whole
 
     def from_ledger(self, ledger_id: int) -> int:
-        """Return the bytes of a ledger of the log and of all later ones.
-
-        O(ledgers between it and that of the last call), or O(ledgers) if it comes before that.
-        """
+        """Return the bytes of a ledger of the log and of all later ones; O(ledgers since that of the last call)."""
         known_id, size = self._below
         if ledger_id != known_id:
             known_id, size = (known_id, size) if ledger_id > known_id else (-1, 0)
@@ -415,15 +384,12 @@ class LedgerSizes:
                 for entry in read(ledger_id, first, min(first + _ENTRIES_AT_ONCE, count))
             )
         except CorruptStateError:
-            return 0
+            return 0  # so that it does not count as space that is used
 
 
 @final
 class SoleUse:
-    """A context for one thread at a time; another thread is refused, not held up.
-
-    The check costs a fraction of a microsecond. It finds calls that really overlap, and so most mistakes, not all.
-    """
+    """A context for one thread at a time; another is refused, not held up. It finds most mistakes, not all."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -478,10 +444,8 @@ class Publication(NamedTuple):
         return outcome
 
     def finish(self, appended: int | AckStateError) -> list[Position] | AckStateError:
-        """Take note of the last entry or the error of the append; return the positions or the error for the publisher.
-
-        This is a part of publishing: no call of a subscription may overlap with it.
-        """
+        """Note the last entry or the error of the append; return the positions or the error for the publisher."""
+        # This is a part of publishing: no call of a subscription may overlap with it.
         with self.log.sole_use:
             if isinstance(appended, AckStateError):
                 return self.log._append_failed(appended)

@@ -141,11 +141,7 @@ class BacklogReport(NamedTuple):
 
 
 def stored_mark_deletes(log: MessageLog, cursors: Cursors = _NO_CURSORS) -> dict[str, Position | None]:
-    """Return the durable mark-delete position of each stored subscription, by name; None for one that is unreadable.
-
-    Raises:
-        As `stored_subscriptions`, with the same cost.
-    """
+    """Return the durable mark-delete of each stored subscription, None for an unreadable one."""
     own = {name: cursor for name, cursor in cursors.items() if has_record(cursor)}
     others = stored_subscriptions(log.store, log.topic, ledgers=log.ledgers, besides=own.keys())
     return {each.name: each.mark_delete for each in others} | {
@@ -243,10 +239,7 @@ def backlog_report(
 
 
 def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Iterable[Position | None]) -> bool:
-    """Return whether a `BacklogReport` would be above the limit, without the cost of one.
-
-    O(1) while the whole log has not as many bytes, else O(subscriptions), but for ledgers of unknown size.
-    """
+    """Return whether a `BacklogReport` would be above the limit; O(1) while the whole log has not as many bytes."""
     limit = retention.backlog_bytes_max
     if limit is None or log.sizes.whole <= limit:
         return False
@@ -291,10 +284,8 @@ def _needed_from(log: MessageLog, mark_deletes: MarkDeletes) -> int:
 
 
 def _lowest_unacked(log: MessageLog, mark_delete: Position | None) -> Position:
-    """Return the first entry without a durable ack of a subscription, or the next one to be written.
-
-    A mark-delete position beyond the end of the log cannot be opened: the subscription counts as unreadable.
-    """
+    """Return the first entry without a durable ack of a subscription, or the next one to be written."""
+    # A mark-delete position beyond the end of the log cannot be opened: the subscription counts as unreadable.
     ledgers = log.ledgers
     if mark_delete is None or (mark_delete > ledgers.last_confirmed and mark_delete.entry_id >= 0):
         return ledgers.next_valid(ledgers.first_position)

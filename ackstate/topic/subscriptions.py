@@ -131,10 +131,8 @@ def _read(store: Store, path: str, ledgers: LedgerMap | None) -> StoredSubscript
 
 
 def _find(store: Store, path: str, ledgers: LedgerMap | None) -> StoredCursor | None:
-    """Return a cursor as a recovery finds it.
-
-    Its ledgers are listed only if the record does not suffice: in some stores that is O(ledgers of the store).
-    """
+    """Return a cursor as a recovery finds it."""
+    # Its ledgers are listed only if the record does not suffice: in some stores that is O(ledgers of the store).
     if ledgers is not None:
         try:
             if (found := Recovery(store, path, ledgers).find(())) is not None:
@@ -146,15 +144,12 @@ def _find(store: Store, path: str, ledgers: LedgerMap | None) -> StoredCursor | 
 
 
 def stored_properties(store: Store, *, topic: str, subscription: str) -> Mapping[str, str] | None:
-    """Return the cursor properties of a subscription; None if there is no such subscription.
-
-    Reads the cursor's record and nothing else. A damaged one has none: opening it reports the damage.
-    """
+    """Return the cursor properties of a subscription, by its record alone; None if there is no such subscription."""
     try:
         value = store.metadata.get(cursor_path(topic, subscription))
         record = None if value is None else decode_record(value.data).record
     except CorruptStateError:
-        return {}
+        return {}  # Opening it reports the damage.
     return None if record is None or record.is_deleted else record.cursor_properties
 
 
@@ -191,12 +186,10 @@ def message_log_ledgers(store: Store, topic: str) -> LedgerMap | None:
 
 
 def assumed_log(ledgers: LedgerStore, owned: Sequence[int]) -> LedgerMap:
-    """Return a substitute for a message log that the store does not hold.
-
-    A recovery uses it to find where the log begins, to check that leftovers of the creation of a cursor have no acks,
-    and for ranges of Pulsar across ledgers. It has no entries, so these count in their upper ledger only: fewer acks,
-    never more.
-    """
+    """Return a substitute for a message log that the store does not hold."""
+    # A recovery uses it to find where the log begins, to check that leftovers of the creation of a cursor have no acks,
+    # and for ranges of Pulsar across ledgers. It has no entries, so these count in their upper ledger only: fewer acks,
+    # never more.
     starts = []
     for ledger_id in owned:
         try:

@@ -187,7 +187,7 @@ class Topic:
         """The open subscriptions, by name. Complexity: O(subscriptions)."""
         for name, subscription in list(self._subscriptions.items()):
             if subscription.cursor.view.is_closed:  # It was closed by itself.
-                self._drop(name)
+                self._remove(name)
         return MappingProxyType(self._subscriptions)
 
     def copy_subscriptions(self) -> dict[str, Subscription]:
@@ -238,10 +238,7 @@ class Topic:
         return 0 < self.settings.ledger_rollover_ms <= abs(now_ms - self._ledger_seen[1])
 
     def _is_backlog_exceeded(self) -> bool:
-        """Return whether the backlog seems to be above its limit, by subscriptions that were read a minute ago at most.
-
-        They are read only while the whole log is above it.
-        """
+        """Return whether the backlog seems above its limit, by subscriptions that were read a minute ago at most."""
         log, retention = self.log, self.settings.retention
         if retention.backlog_bytes_max is None or log.sizes.whole <= retention.backlog_bytes_max:
             return False
@@ -306,7 +303,7 @@ class Topic:
         name = request.name
         opened = self._subscriptions.get(name)
         if opened is not None and opened.cursor.view.is_closed:  # It was closed by itself.
-            self._drop(name)
+            self._remove(name)
             opened = None
         if opened is None:
             self._mark_deletes = None
@@ -331,10 +328,14 @@ class Topic:
                     f"dead letters of topic {self.name!r} must go to another topic, or they would come again"
                 )
             options = replace(options, dead_letters=None)
+        properties = dict(request.properties or {})
+        for each in properties:
+            if str(each).startswith(INTERNAL_PREFIX):
+                raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {each!r}")
         opening = CursorOpening(
             topic=self.name, subscription=name, ledgers=log.ledgers, config=config, repair=request.repair,
             start=start_position(log, request.start) if stored is None else None,
-            properties=_application_properties(request.properties) | {TYPE_PROPERTY: kind.value},
+            properties=properties | {TYPE_PROPERTY: kind.value},
             check=log.check_owned,
         )  # fmt: skip
         return PlannedSubscription(opening, kind, gate, options)
@@ -489,17 +490,12 @@ class Topic:
             abandon(subscription.cursor)
         self._forget(now_ms=now_ms)
 
-    def _drop(self, name: str) -> None:
-        """Remove a subscription that was closed from the open ones."""
-        self._remove(name)
-        self._mark_deletes = None
-
     def _forget(self, *, now_ms: int) -> None:
         """Close the subscriptions whose cursors are closed, and the topic if none is left."""
         for name, subscription in list(self._subscriptions.items()):
             if subscription.cursor.view.is_closed:
                 subscription.close(now_ms=now_ms)
-                self._drop(name)
+                self._remove(name)
         if not self._subscriptions:
             self.is_closed = True
             if self.delays is not None:
@@ -507,6 +503,8 @@ class Topic:
             self.settings.counters.remove_topic(self.name)
 
     def _remove(self, name: str) -> Subscription | None:
+        """Remove a subscription that was closed from the open ones."""
+        self._mark_deletes = None
         self._cursors = [each for each in self._cursors if each[0][1] != name]
         return self._subscriptions.pop(name, None)
 
@@ -526,10 +524,7 @@ class Topic:
 
 
 def close_topics(topics: Sequence[Topic], *, now_ms: int, executor: Executor | None = None) -> None:
-    """Close topics of one store; the last records of all their subscriptions share syncs.
-
-    It raises the first error, after all the others were closed.
-    """
+    """Close topics of one store, with shared syncs; raise the first error, after all the others were closed."""
     now_ms = integer("now_ms", now_ms)
     errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms, executor=executor)
     for topic in topics:
@@ -576,13 +571,6 @@ def subscribe_all(
         except AckStateError as error:
             outcomes[number] = error
     return [outcomes[number] for number in range(len(requests))]
-
-
-def _application_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
-    for name in properties or {}:
-        if str(name).startswith(INTERNAL_PREFIX):
-            raise ValueError(f"properties must not have names that begin with {INTERNAL_PREFIX!r}, got {name!r}")
-    return dict(properties or {})
 
 
 def _open_delays(

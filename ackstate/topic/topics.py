@@ -297,11 +297,8 @@ def publish_all(
 
 
 def append_publications(publications: Sequence[Publication]) -> list[int | AckStateError]:
-    """Append the entries of publications to their logs with one sync; each succeeds or fails by itself.
-
-    Returns, for `Publication.finish` of each, the id of its last entry (-1 for one without entries), or why it failed.
-    This only writes: it may overlap with any call but a publish to one of the logs.
-    """
+    """Append with one sync; return, for `Publication.finish` of each, the id of its last entry or why it failed."""
+    # This only writes: it may overlap with any call but a publish to one of the logs. One without entries has id -1.
     appends = [(each.ledger_id, each.entries) for each in publications if each.entries]
     if not appends:
         return [-1 for _ in publications]
