@@ -84,7 +84,7 @@ class Dispatcher:
     # continue where the last round ended. Key_Shared: the owner of each message's key; the messages that are read are
     # divided among the owners, and those whose owner can receive nothing are queued. Exclusive and Failover: the active
     # consumer. A dispatch to one consumer by its name is a round in which only that one has a turn.
-    # While a limit of the ack state keeps new messages back, messages that fill ack holes are still sent, the lowest hole
+    # While a limit of the ack state keeps new messages back, messages that fill holes are still sent, the lowest hole
     # first: queued messages, and unread ones below the highest acked. The next round continues above the last of them,
     # and from the lowest again after the highest: a message that nobody can ack does not starve the others.
     # Source: ``PersistentDispatcherMultipleConsumers.trySendMessagesToConsumers`` of Apache Pulsar.
