@@ -204,7 +204,14 @@ class NativeFormat:
         mark_delete, deleted, batch, properties = content
         return native.encode_parts(
             RecordFields(
-                kind, epoch, sequence, chain, mark_delete, deleted.bitmaps(), properties, batch.items() if batch else ()
+                kind,
+                epoch,
+                sequence,
+                chain,
+                mark_delete,
+                deleted.bitmaps(),
+                properties,
+                batch.items() if batch.by_ledger else (),
             )
         )
 

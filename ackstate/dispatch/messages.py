@@ -673,7 +673,7 @@ class UnackedMessages:
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
         unsent = PositionSet()
-        for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.read_position)):
+        for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.reader.position)):
             unsent.update_entries(ledger_id, entries)
         unsent.difference_update(self._deliveries.in_order())
         unsent.difference_update(self.waiting.in_order())

@@ -381,7 +381,7 @@ class Dispatcher:
     def _send_unread(self) -> None:
         """Read messages for all consumers, and send them in turns."""
         while room := self._room():
-            before, sent_count = self._cursor.read_position, 0
+            before, sent_count = self._cursor.reader.position, 0
             read = self._read_unread(room)
             try:
                 for batch in self._turns(count=len(read)) if read else ():
@@ -394,13 +394,13 @@ class Dispatcher:
                 if unsent := read[sent_count:]:  # The reader reads these again, and all above them.
                     self._cursor.reader.rewind(unsent[0][0])
                     self._reader.keep(unsent)
-            if sent_count < len(read) or self._cursor.read_position == before:
+            if sent_count < len(read) or self._cursor.reader.position == before:
                 return
 
     def _send_unread_by_key(self) -> None:
         """Read messages for all consumers, and divide them: those of a slow one are queued, and hold up no other."""
         while (room := self._room()) and (space := self._look_ahead_max - len(self._waiting)) > 0:
-            before = self._cursor.read_position
+            before = self._cursor.reader.position
             read = self._read_unread(min(max(room, _READ_COUNT_MIN), space))
             shares, unsent = self._divided(read)
             try:
@@ -416,7 +416,7 @@ class Dispatcher:
                 for share in shares.values():
                     unsent += share
                 self._queue(unsent)
-            if self._is_refused or self._cursor.read_position == before:
+            if self._is_refused or self._cursor.reader.position == before:
                 return
         self._is_held_up = room > 0 and self._cursor.reader.has_unread
 
@@ -444,7 +444,7 @@ class Dispatcher:
         """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait."""
         # After an error the reader is where it was.
         reader, now_ms = self._cursor.reader, self._now_ms
-        before = self._cursor.read_position
+        before = self._cursor.reader.position
         with self._delayed.reading(before):
             try:
                 positions = reader.read(count)
@@ -506,11 +506,11 @@ class Dispatcher:
             if view.acked_count != acked_count:
                 parts = [(_LOWEST, _END)]  # The receiver of dead letters has made room, or divided a hole.
                 continue
-            unread, highest = self._cursor.read_position, self._cursor.deleted.last_range()
+            unread, highest = self._cursor.reader.position, self._cursor.deleted.last_range()
             if highest is None or unread > highest[1]:
                 return
             self._queue(self._read_unread(_READ_AHEAD_COUNT, last=highest[1]))
-            if self._cursor.read_position == unread:
+            if self._cursor.reader.position == unread:
                 return
             parts = [(unread, _END)]
 
