@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _ACCEPTED = ReceiptStatus.ACCEPTED  # cached: the lookup of an enum's member is slow
 _NO_ENTRIES: Mapping[int, BitMap] = MappingProxyType({})  # of a receipt that need not list them
+_DEFAULTS = CursorConfig()
 _new = tuple.__new__  # makes a named tuple in half the time of its class
 
 
@@ -79,40 +80,6 @@ class CursorOpening:
         check_cursor_properties(self.properties)
 
 
-def recover_or_create(
-    persister: Persister, found: StoredCursor | None, opening: CursorOpening, *, now_ms: int
-) -> RecoveryReport:
-    """Begin with the stored cursor, and make necessary changes of it durable; create it if there is none."""
-    state, form = persister.state, persister.journal.form
-    if found is None:
-        _create(persister, opening, now_ms=now_ms)
-        return report_of(None, form.name, state.mark_delete)
-    report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
-    if not form.has_deltas:
-        content = reopened(content, state.ledgers)
-    is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
-    state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
-    if is_changed or found.form.name is not form.name:
-        state.changed()  # A cursor in another format is converted by its next persist.
-    if is_changed:
-        result_of(execute_one(persister, partial(Persister.begin, now_ms=now_ms)))
-    return report
-
-
-def _create(persister: Persister, opening: CursorOpening, *, now_ms: int) -> None:
-    """Make a new cursor durable."""
-    # One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left over
-    # by a crash before its record was written, would look like a journal whose record was lost.
-    state, start = persister.state, opening.start
-    persister.journal.check_room_for(opening.properties)
-    persister.journal.cursor_properties = dict(opening.properties)
-    if start is not None:
-        first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
-        state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
-    in_metadata = start is not None
-    result_of(execute_one(persister, lambda each: each.begin_creation(in_metadata=in_metadata, now_ms=now_ms)))
-
-
 __all__ = ["ManagedCursor", "persist_all"]
 
 
@@ -139,6 +106,7 @@ class ManagedCursor:
         self.topic = journal.topic
         self.ledgers = ledgers
         self.opened_ms = now_ms
+        self.recovery_report: RecoveryReport
         self.lock = threading.RLock()
         self._acquire, self._release = self.lock.acquire, self.lock.release
         self._state = CursorAckState(ledgers)
@@ -148,7 +116,6 @@ class ManagedCursor:
         self._opened = object()  # identifies this opening of the cursor in its receipts
         self._names_entries = self._persister.may_hold_back  # whether a receipt must list its entries
         self._counts_batches = config.batch_index_acks
-        self.recovery_report = report_of(None, journal.form.name, self._state.mark_delete)
         self.reader = EntryReader(self._state, lock=self.lock, check_open=self._persister.check_open)
         self.view = CursorView(self._persister)
 
@@ -184,7 +151,7 @@ class ManagedCursor:
             StoreError: The storage failed.
         """
         opening = CursorOpening(
-            topic=topic, subscription=subscription, ledgers=ledgers, config=config or CursorConfig(), repair=repair,
+            topic=topic, subscription=subscription, ledgers=ledgers, config=config or _DEFAULTS, repair=repair,
             start=start, properties=properties or {},
         )  # fmt: skip
         return cls._open(store, opening, now_ms=now_ms)
@@ -194,8 +161,39 @@ class ManagedCursor:
         """Open a cursor as `open`, with the arguments in one value."""
         journal, found = Journal.open(store, opening)
         cursor = cls(journal, opening.ledgers, config=opening.config, now_ms=now_ms)
-        cursor.recovery_report = recover_or_create(cursor._persister, found, opening, now_ms=now_ms)
+        if found is None:
+            cursor._create(opening, now_ms=now_ms)
+        else:
+            cursor._restore(found, now_ms=now_ms)
         return cursor
+
+    def _create(self, opening: CursorOpening, *, now_ms: int) -> None:
+        """Make a new cursor durable."""
+        # One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left
+        # over by a crash before its record was written, would look like a journal whose record was lost.
+        state, start, journal = self._state, opening.start, self._persister.journal
+        journal.check_room_for(opening.properties)
+        journal.cursor_properties = dict(opening.properties)
+        if start is not None:
+            first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
+            state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
+        begin = partial(Persister.begin_creation, in_metadata=start is not None, now_ms=now_ms)
+        result_of(execute_one(self._persister, begin))
+        self.recovery_report = report_of(None, journal.form.name, state.mark_delete)
+
+    def _restore(self, found: StoredCursor, *, now_ms: int) -> None:
+        """Begin with the stored cursor, and make necessary changes of it durable."""
+        state, form = self._state, self._persister.journal.form
+        report, content = report_of(found, form.name, state.mark_delete), found.recovered.content
+        if not form.has_deltas:
+            content = reopened(content, state.ledgers)
+        is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
+        state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
+        if is_changed or found.form.name is not form.name:
+            state.changed()  # A cursor in another format is converted by its next persist.
+        if is_changed:
+            result_of(execute_one(self._persister, partial(Persister.begin, now_ms=now_ms)))
+        self.recovery_report = report
 
     @property
     def mark_delete_position(self) -> Position:

@@ -202,17 +202,9 @@ class NativeFormat:
         # The fields as they are: a `Record` of them would take as long to make as they take to encode.
         kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
         mark_delete, deleted, batch, properties = content
+        batches = batch.items() if batch.by_ledger else ()
         return native.encode_parts(
-            RecordFields(
-                kind,
-                epoch,
-                sequence,
-                chain,
-                mark_delete,
-                deleted.bitmaps(),
-                properties,
-                batch.items() if batch.by_ledger else (),
-            )
+            RecordFields(kind, epoch, sequence, chain, mark_delete, deleted.bitmaps(), properties, batches)
         )
 
     chain = staticmethod(native.checksum)

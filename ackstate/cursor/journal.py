@@ -88,7 +88,8 @@ class Journal:
         self._properties: Mapping[str, int] = {}
         self._record_form = form  # that of the record, and of the ledger that it names: `form` from the next swing on
         self._pointed_at: int | None = None  # the ledger that a recovery would read; None without one
-        self._open_ledger: int | None = None  # the same if it may be appended to, else None
+        # The same if it may be appended to; None if the next write must begin a new ledger.
+        self.open_ledger_id: int | None = None
         self._made: set[int] = set()  # ledgers that a record of ours named or may come to name
         self._leftovers: set[int] = set()  # ledgers of earlier owners, to be deleted once the record is ours
         self._chain = 0
@@ -124,11 +125,6 @@ class Journal:
                 return journal, found
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
 
-    @property
-    def needs_ledger(self) -> bool:
-        """Whether the next write must begin a new ledger because none can be appended to."""
-        return self._open_ledger is None
-
     def has_record(self) -> bool:
         """Return whether the record in the store is this owner's; False, too, for one that cannot be read."""
         with suppress(CorruptStateError, UnsupportedVersionError):
@@ -146,13 +142,13 @@ class Journal:
     def prepare(self, content: CursorState) -> tuple[int, bytes]:
         """Return the ledger and the entry to be appended to it."""
         # To be followed by `appended`. Without it, because the append failed, the next write must begin a new ledger.
-        assert self._open_ledger is not None
-        ledger_id, self._open_ledger = self._open_ledger, None
+        assert self.open_ledger_id is not None
+        ledger_id, self.open_ledger_id = self.open_ledger_id, None
         return ledger_id, self._encode(content)
 
     def appended(self, ledger_id: int, encoded: bytes) -> int:
         """Note that an entry was appended and synced, and return its size."""
-        self._open_ledger = ledger_id
+        self.open_ledger_id = ledger_id
         self._chain = self.form.chain(encoded)
         self.entry_count += 1
         self.delta_bytes += len(encoded)
@@ -162,7 +158,7 @@ class Journal:
         """Write the whole state to a new ledger, swing the record, delete the old ledger; return the bytes written."""
         # After a `StoreError` a recovery reads the state before or the new one, and either is right.
         self._check_not_deleted()
-        self._open_ledger, self._chain, self.entry_count = None, 0, 0
+        self.open_ledger_id, self._chain, self.entry_count = None, 0, 0
         encoded = self._encode(content)
         is_created = self._version == ABSENT
         ledger_id = self._new_ledger(encoded)
@@ -170,7 +166,7 @@ class Journal:
         self._swing(record, self.form, self.form.encode_record(record))
         if is_created:
             self._check_not_deleted_meanwhile(ledger_id)
-        self._open_ledger = ledger_id
+        self.open_ledger_id = ledger_id
         self._chain = self.form.chain(encoded)
         self.entry_count += 1
         self.snapshot_bytes, self.delta_bytes = len(encoded), 0
@@ -184,7 +180,7 @@ class Journal:
         """Write the whole state to the metadata store, delete the ledger, and return the bytes written."""
         # `PayloadTooLargeError`, above `metadata_bytes_max`: nothing was written. After a `StoreError` a recovery reads
         # the state before or the new one.
-        self._open_ledger = None
+        self.open_ledger_id = None
         record = self._record(None, content.mark_delete, content)
         encoded = self.form.encode_record(record)
         if self._has_record and len(encoded) > self._metadata_bytes_max:

@@ -275,7 +275,7 @@ class Persister:
             return True
         # The metadata store had no room for all acks, and a ledger, to be tried again, may have. Batches do not matter
         # here: a ledger may hold as many of them as the metadata store.
-        return bool(unpersisted.cut) and self.journal.needs_ledger and not self._backs_off(now_ms=now_ms)
+        return bool(unpersisted.cut) and self.journal.open_ledger_id is None and not self._backs_off(now_ms=now_ms)
 
     # Rounds: each plan has begun a persist of the state, which is to be ended or abandoned. `writing` is held for them.
 
@@ -385,7 +385,7 @@ class Persister:
     def _needs_new_ledger(self, *, now_ms: int) -> bool:
         journal, config = self.journal, self._config
         return (
-            journal.needs_ledger
+            journal.open_ledger_id is None
             or journal.entry_count >= config.ledger_entry_count_max
             # A clock that went back by as much ends the time, too: else it would last until the clock is where it was.
             or 0 < config.ledger_rollover_ms <= abs(now_ms - self._ledger_begun_ms)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.delay.view import DelayedDeliveryTracker, SharedDelayIndex
+    from ackstate.dispatch.admission import RoundWaiter
     from ackstate.ledger_map import LedgerMap
 
 
@@ -52,8 +53,8 @@ class TopicLog(ReadableLog, Protocol):
         """Report each delayed message to an index from now on, as soon as it is published."""
         ...
 
-    def add_listener(self, listener: LogListener) -> None:
-        """Call a listener after each publish from now on."""
+    def add_listener(self, listener: RoundWaiter) -> None:
+        """Call `messages_came` of a waiter after each publish from now on, inside that call."""
         ...
 
 
@@ -62,14 +63,6 @@ class SoleUse(Protocol):
 
     def check(self) -> None:
         """Raise `RuntimeError` if another thread changes the log at this moment."""
-        ...
-
-
-class LogListener(Protocol):
-    """An object that a log reports publishes to."""
-
-    def messages_came(self) -> object:
-        """Called after each publish, inside that call: be quick, and raise nothing."""
         ...
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ackstate.delay.view import SharedDelayIndex
-    from ackstate.dispatch.options import LogListener
+    from ackstate.dispatch.admission import RoundWaiter
     from ackstate.message import Message
     from ackstate.stores.base import MetadataStore, Store
 
@@ -492,7 +492,7 @@ class MessageLog:
         self._room = 0  # how many entries the open ledger may still take; 0 after a recovery
         # Weak, since an index lives as long as its views, and a listener as long as its subscription.
         self._fed: WeakSet[SharedDelayIndex] = WeakSet()
-        self._listeners: WeakSet[LogListener] = WeakSet()
+        self._listeners: WeakSet[RoundWaiter] = WeakSet()
 
     @classmethod
     def open(
@@ -575,7 +575,7 @@ class MessageLog:
             last = self.ledgers.last_confirmed
             index.complete_from = Position(last.ledger_id, last.entry_id + 1)
 
-    def add_listener(self, listener: LogListener) -> None:
+    def add_listener(self, listener: RoundWaiter) -> None:
         """Report each later publish to a listener; no-op if it is registered. The log holds no reference to it."""
         self._listeners.add(listener)
 
