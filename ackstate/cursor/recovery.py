@@ -191,10 +191,14 @@ class Recovery:
             value = self.store.metadata.get(self.path)
         except DamagedValueError as error:
             return self._repaired_record(error.version, error, orphans)
-        if value is None:
-            is_lost = any(map(self._may_have_acks, orphans))
-            return self._find_without_record(orphans) if is_lost else None
-        return self._find_with_record(value, orphans)
+        if value is not None:
+            return self._find_with_record(value, orphans)
+        if not any(map(self._may_have_acks, orphans)):
+            return None
+        journals = f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}"
+        expected = "a record in the metadata store"
+        error = CorruptStateError(f"cursor {self.path}", offset=0, expected=expected, found=journals)
+        return self._repaired_record(ABSENT, error, orphans)
 
     def vacant_version(self) -> int | None:
         """Return the version expected for a new cursor's record: of no value, or of the mark of a deletion."""
@@ -280,15 +284,6 @@ class Recovery:
     @property
     def _start(self) -> Position:
         return self.ledgers.previous(Position(self.ledgers.first_ledger_id, 0))
-
-    def _find_without_record(self, orphans: Collection[int]) -> StoredCursor:
-        error = CorruptStateError(
-            f"cursor {self.path}",
-            offset=0,
-            expected="a record in the metadata store",
-            found=f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}",
-        )
-        return self._repaired_record(ABSENT, error, orphans)
 
     def _repaired_record(self, version: int, error: CorruptStateError, orphans: Collection[int]) -> StoredCursor:
         """Repair a cursor whose record is missing or damaged."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
@@ -91,14 +91,6 @@ class EntryReader:
     def reset(self, position: Position) -> None:
         """Read from a position next, wherever the mark-delete position is."""
         self._position = position
-
-
-class AcksEffect(NamedTuple):
-    """The effect of many acks at once."""
-
-    unpersisted_bytes: int  # change of `AckView.unpersisted_record_bytes`, at most; negative if it falls
-    range_count: int  # change of ``DeletedRanges.range_count``
-    entry_count: int  # change of the number of acked entries above the mark-delete position
 
 
 class AckView:
@@ -189,8 +181,9 @@ class AckView:
             effects = (ack_effect(position, joined, state.ledgers, state.mark_delete) for joined in self._joined_by())
             return max(effect.record_bytes for effect in effects)
 
-    def effect_of_all(self, entries: Mapping[int, BitMap]) -> AcksEffect:
-        """Return the most that acking entries now would change, those not in the log ignored; O(bytes of all acks)."""
+    def effect_of_all(self, entries: Mapping[int, BitMap]) -> tuple[int, int, int]:
+        """Return at most how many un-persisted bytes, ranges and entries above the mark-delete acking entries adds."""
+        # Entries that the log does not have are ignored. O(bytes of the bitmaps of all acks).
         with self._lock:
             state = self._state
             new = {ledger_id: entries[ledger_id].copy() for ledger_id in entries}
@@ -202,7 +195,7 @@ class AckView:
             grown = [(joined, self._with(joined, new)) for joined in self._joined_by()]
             for ranges in (after, *(each for _, each in grown)):
                 ranges.remove_at_most(reached)
-            return AcksEffect(
+            return (
                 max(each.record_bytes - joined.record_bytes for joined, each in grown),
                 after.range_count - state.deleted.range_count,
                 len(after) - len(state.deleted),

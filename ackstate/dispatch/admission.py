@@ -561,9 +561,8 @@ class Admission:
         """Return the limit of the ack state that has no room for acks; None if all have."""
         view = self._view
         if len(sent) > 1:
-            effect = view.effect_of_all(bitmaps_of(sent))
-            ranges = effect.entry_count if view.counts_entries_to_persist else effect.range_count
-            added = effect.unpersisted_bytes, ranges
+            byte_count, range_count, entry_count = view.effect_of_all(bitmaps_of(sent))
+            added = byte_count, entry_count if view.counts_entries_to_persist else range_count
         else:
             (position,) = sent
             if self.cursor.is_acked(position):
