@@ -197,8 +197,8 @@ class Recovery:
             return None
         journals = f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}"
         expected = "a record in the metadata store"
-        error = CorruptStateError(f"cursor {self.path}", offset=0, expected=expected, found=journals)
-        return self._repaired_record(ABSENT, error, orphans)
+        lost = CorruptStateError(f"cursor {self.path}", offset=0, expected=expected, found=journals)
+        return self._repaired_record(ABSENT, lost, orphans)
 
     def vacant_version(self) -> int | None:
         """Return the version expected for a new cursor's record: of no value, or of the mark of a deletion."""
