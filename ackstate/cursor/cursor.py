@@ -286,7 +286,7 @@ class ManagedCursor:
 
         Complexity: bitmap operations over the entries; a single one as `ack`.
         """
-        if hasattr(entry_ids, "__len__") and len(entry_ids) == 1:
+        if hasattr(entry_ids, "__len__") and len(entry_ids) == 1:  # type: ignore[arg-type]
             (entry_id,) = entry_ids.tolist() if hasattr(entry_ids, "tolist") else entry_ids
             return self.ack(_new(Position, (ledger_id, entry_id)), now_ms=now_ms)
         ledger_id, _ = check_position(Position(ledger_id, 0))
