@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor.formats import CursorState
 from ackstate.cursor.listener import Change, covered_runs
-from ackstate.cursor.pace import PersistTrigger, YoungAge
+from ackstate.cursor.pace import MarkDeleteRateLimiter, YoungAge
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.state import EVERYTHING
 from ackstate.deleted_ranges import DeletedRanges
@@ -46,6 +46,7 @@ _COUNTERS = (
 _LOG = logging.getLogger(__name__)
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
 _RETRY_MS_MAX = 60_000
+_PAUSE_MS = 10
 
 
 class Plan(NamedTuple):
@@ -218,13 +219,17 @@ class Persister:
         self.closed = False
         self.is_truncated = False  # whether limits cut the last record
         self.young_age = YoungAge(config.become_old_ack_record_seconds)
-        self.trigger = PersistTrigger(state, config, now_ms=now_ms)
+        self.limiter: MarkDeleteRateLimiter | None = None
+        if config.mark_delete_rate_limit > 0:
+            self.limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.ledger_limits = config.ledger_limits
         # Whether a persist may exclude an ack, so that a receipt must list its entries.
         self.may_hold_back = self.young_age.is_on or config.metadata_limits.range_count_max is not None
         self._config = config
-        self._ledger_begun_ms = self._retry_at_ms = now_ms
+        # The number that the limiter decided on last: the next decision waits until more was accepted.
+        self._decided_number = 0
+        self._last_persist_ms = self._last_tick_ms = self._ledger_begun_ms = self._retry_at_ms = now_ms
         self._ledger_failures = 0  # in a row
 
     def check_open(self) -> None:
@@ -237,9 +242,10 @@ class Persister:
     def is_due(self, *, now_ms: int) -> bool:
         """Return whether the flush interval is over and something waits, or something is new and has a permit."""
         with self.lock:
-            if self.trigger.is_interval_over(now_ms=now_ms):
-                return self._has_work(self.young_age.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
-            return self.trigger.has_permit(now_ms=now_ms)
+            # A clock that went back may have gone back by hours: then the interval counts as over.
+            if 0 <= now_ms - self._last_persist_ms < self._config.flush_interval_ms:
+                return self.limiter is not None and self._is_new() and self.limiter.can_acquire(now_ms)
+            return self._has_work(self.young_age.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
 
     @property
     def is_idle(self) -> bool:
@@ -250,18 +256,30 @@ class Persister:
         return (state.accepted_number <= state.durable_number and state.unpersisted.nothing_held_back) or self.closed
 
     def tick(self, *, now_ms: int) -> bool:
-        """Return whether to persist now, and take a permit for it."""
+        """Return whether to persist now; take a permit, if there is one, for that or for changes since."""
         with self.lock:
             is_due = self.is_due(now_ms=now_ms)
-            self.trigger.ticked(is_due=is_due, now_ms=now_ms)
+            self._last_tick_ms = now_ms
+            if self.limiter is not None and (is_due or self._is_new()):
+                self._decided_number = self.state.accepted_number
+                self.limiter.try_acquire(now_ms)
             return is_due
 
     def next_tick_ms(self) -> int | None:
         """Return when `tick` is to be called; None if no persist can become due before something is accepted."""
         if self.is_idle:
             return None
+        # Not before the interval is over since the last tick either, so that a persist that failed, or that had only
+        # young acks, is not tried again at once. Without an interval, that is 10 ms.
         with self.lock:
-            return self.trigger.next_tick_ms()
+            interval_ms = self._config.flush_interval_ms
+            next_ms = max(self._last_persist_ms + interval_ms, self._last_tick_ms + max(interval_ms, _PAUSE_MS))
+            if self.limiter is not None and self._is_new():
+                return min(next_ms, self.limiter.next_permit_ms)
+            return next_ms
+
+    def _is_new(self) -> bool:
+        return self.state.accepted_number > max(self._decided_number, self.state.durable_number)
 
     def has_young(self, *, now_ms: int) -> bool:
         """Return whether an ack is held back, or would be, because it is young."""
@@ -401,7 +419,7 @@ class Persister:
     def wrote(self, target: PersistTarget, byte_count: int, *, now_ms: int) -> None:
         """Count a write that succeeded, and restart the flush interval."""
         counters = self.counters
-        self.trigger.last_persist_ms = now_ms
+        self._last_persist_ms = now_ms
         counters["bytes_persisted"] += byte_count
         counters["persist_count"] += 1
         if target is PersistTarget.METADATA:

@@ -44,8 +44,8 @@ def _confirm_what_the_limiter_refused():
 
     def tick_and_confirm(self, *, now_ms):
         with self.lock:
-            limiter = self.trigger._limiter
-            is_refused = limiter is not None and self.trigger._is_new() and not limiter.can_acquire(now_ms)
+            limiter = self.limiter
+            is_refused = limiter is not None and self._is_new() and not limiter.can_acquire(now_ms)
             is_due = tick(self, now_ms=now_ms)
             if is_refused and not is_due:
                 self.state.durable_number = self.state.accepted_number
