@@ -498,21 +498,20 @@ class CursorAckState:
 
     def is_durable(self, receipt: Receipt) -> bool:
         """Return whether all acks of a receipt are durable."""
-        if not self.void_number < receipt.number <= self.durable_number or self.is_unpersisted(receipt.entries):
+        if not self.void_number < receipt.number <= self.durable_number:
+            return False
+        # One may wait for a persist, such as one that an earlier persist excluded.
+        if receipt.entries and any(
+            not bitmap.isdisjoint(ranges.entries(ledger_id))
+            for ranges in (*self.unpersisted.sets(), self.unpersisted.covered)
+            for ledger_id, bitmap in receipt.entries.items()
+        ):
             return False
         return receipt.batch is None or not self.unpersisted_batches.is_excluded(receipt.batch)
 
     def is_acked(self, position: Position) -> bool:
         """Return whether an entry is acked, by itself or by the mark-delete."""
         return position <= self.mark_delete or position in self.deleted
-
-    def is_unpersisted(self, candidates: Mapping[int, BitMap]) -> bool:
-        """Return whether one of the acked entries waits for a persist, such as one that an earlier persist excluded."""
-        return any(
-            not bitmap.isdisjoint(ranges.entries(ledger_id))
-            for ranges in (*self.unpersisted.sets(), self.unpersisted.covered)
-            for ledger_id, bitmap in candidates.items()
-        )
 
     def ack(self, position: Position) -> int:
         """Ack one entry and return 1, or 0 if it was acked already; O(log ledgers), unless the mark-delete moves."""

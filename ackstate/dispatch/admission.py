@@ -437,11 +437,6 @@ class Admission:
 
     # Messages
 
-    def begin_round(self) -> None:
-        """Forget the refusals of the last round of dispatches."""
-        self.refusals.clear()
-        self.has_refused_again = False
-
     def send_new(
         self,
         consumer: str,

@@ -16,7 +16,7 @@ from ackstate.position_set import PositionSet
 from ackstate.stores.base import LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pyroaring import BitMap
@@ -71,6 +71,8 @@ class ReplayQueue:
         self._latest_ms: int | None = None  # the latest time since the clock was last set back
         # In order; a list, since most keys have a few messages at most.
         self._of_key: dict[bytes, list[Position]] = {}
+        # The messages, in any order, and their keys: to be read, not changed. Both follow the queue.
+        self.positions, self.keys = self._all.keys(), self._of_key.keys()
         # The messages of a key that wait for a time. Invariant: exactly those below the lowest of them may be sent.
         self._timed_of_key: dict[bytes, PositionSet] = {}
 
@@ -79,11 +81,6 @@ class ReplayQueue:
 
     def __contains__(self, position: object) -> bool:
         return position in self._all
-
-    @property
-    def positions(self) -> KeysView[Position]:
-        """The messages, in any order: to be read, not changed."""
-        return self._all.keys()
 
     @property
     def next_until_ms(self) -> int | None:
@@ -95,11 +92,6 @@ class ReplayQueue:
                 return until_ms
             heapq.heappop(self._not_before)
         return None
-
-    @property
-    def keys(self) -> KeysView[bytes]:
-        """The keys of the messages: to be read, not changed."""
-        return self._of_key.keys()
 
     def in_order(self) -> PositionSet:
         """Return all positions: to be read, not changed."""
@@ -557,7 +549,6 @@ class UnackedMessages:
         self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
         self.reader = MessageReader(log, postpone=self._postpone)
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
-        self._queued = self.waiting.positions  # follows the queue
         self.dead_lettered_messages = 0
 
     def withdraw(self, deliveries: Iterable[Delivery]) -> None:
@@ -588,7 +579,7 @@ class UnackedMessages:
         if sent is not None and sent.key is not None:
             self._release((sent.key,))
         self._acked_count += newly_acked
-        if position in self._queued:
+        if position in self.waiting.positions:
             self.waiting.take(position)
         # Each ack comes here, so nothing is called that has no work.
         if self.reader.kept:
@@ -603,7 +594,7 @@ class UnackedMessages:
         self._complete(positions, entries)
         self._acked_count += newly_acked
         if self.waiting.in_order().has_any(entries):
-            for position in self._queued & set(positions):
+            for position in self.waiting.positions & set(positions):
                 self.waiting.take(position)
         self.reader.forget(positions)
         self._admission.usage_decreased(now_ms=now_ms)

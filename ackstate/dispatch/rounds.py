@@ -107,7 +107,7 @@ class Dispatcher:
         self.hand_over: Callable[[Delivery, int], bool] = self._call_hand_over
         self.begun: dict[Position, Delivery] = {}
         self._handed_over_count = 0
-        self._hole_turns: dict[str, Position] = {}  # by owner: where to continue filling holes
+        self.hole_turns: dict[str, Position] = {}  # by owner: where to continue filling holes
         self._gate_waiter: Callable[[], object] = self._waiter.wake  # one object, so that the gate can forget it
         self._is_at_gate = False
         self._begin(0, now_ms=0)
@@ -120,7 +120,8 @@ class Dispatcher:
         # The consumers that are at their own limit, and whether a rule for all refused a message.
         self._refused: set[str] = set()
         self._is_refused = self._is_held_up = self._may_send_more = False
-        self._admission.begin_round()
+        self._admission.refusals.clear()
+        self._admission.has_refused_again = False
 
     # Rounds
 
@@ -204,10 +205,6 @@ class Dispatcher:
         is_refused = self._admission.refused_by is not None
         times += [time for time in self._delayed.next_due_ms if not is_refused or time > now_ms]
         return min((time for time in times if time is not None), default=None)
-
-    def forget_owner(self, consumer: str) -> None:
-        """Forget where to continue filling holes for a consumer that is gone."""
-        self._hole_turns.pop(consumer, None)
 
     def _send(self) -> None:
         """Send queued messages, then unread ones; and those that fill holes, if a limit of the ack state binds."""
@@ -492,7 +489,7 @@ class Dispatcher:
         """Send messages that fill holes, the lowest hole first, from where the last round stopped."""
         self.binds = True
         owner, view = self._owner(batch), self._cursor.view
-        turn = self._hole_turns.get(owner, _LOWEST)
+        turn = self.hole_turns.get(owner, _LOWEST)
         parts = [(turn, _END), (_LOWEST, turn)]
         refused_left = _REFUSED_HOLES_MAX
         while batch.room:
@@ -532,7 +529,7 @@ class Dispatcher:
         is_filled, refused = False, None
         for nearest in (ready.lowest_in, ready.highest_in):
             while batch.room and (position := nearest(ledger_id, first, end)) is not None and position != refused:
-                self._hole_turns[owner] = Position(ledger_id, position.entry_id + 1)
+                self.hole_turns[owner] = Position(ledger_id, position.entry_id + 1)
                 self._send_into_hole(position, batch)
                 if position in ready:
                     refused = position

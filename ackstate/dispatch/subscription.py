@@ -294,7 +294,7 @@ class Subscription:
         """
         with self._lock:
             now_ms = self._at(self._present(now_ms))
-            self._dispatcher.forget_owner(consumer)
+            self._dispatcher.hole_turns.pop(consumer, None)
             self._consumers.close(consumer)
             orphaned = self._messages.give_back(self._deliveries.of(consumer), HoleReason.OWNER_GONE)
             self._messages.waiting.owners_changed()

@@ -144,7 +144,8 @@ class Topic:
         self.delays = delays
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
-        self._cursors: list[tuple[tuple[str, str], ManagedCursor]] = []  # theirs: every tick goes through them
+        # Theirs, with the names of topic and subscription: every tick goes through them.
+        self.cursors: list[tuple[tuple[str, str], ManagedCursor]] = []
         self._publish_elsewhere: Callable[[str, Message, int], object] | None = None
         """Publishes a dead letter to another topic, at a time; None without `Topics`."""
         self._latest_ms = now_ms
@@ -354,7 +355,7 @@ class Topic:
             self.log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publish
         )
         self._subscriptions[name] = subscription
-        self._cursors.append(((self.name, name), cursor))
+        self.cursors.append(((self.name, name), cursor))
         return subscription
 
     def _publish_dead_letter(self, topic: str, delivery: Delivery, now_ms: int, *, subscription: str) -> bool:
@@ -389,18 +390,13 @@ class Topic:
             subscription.close(now_ms=now_ms)
         return is_found
 
-    @property
-    def cursors(self) -> Sequence[tuple[tuple[str, str], ManagedCursor]]:
-        """The cursors of the open subscriptions, each with the names of the topic and the subscription."""
-        return self._cursors
-
     def tick(self, *, now_ms: int) -> dict[str, PersistResult | AckStateError]:
         """Persist the subscriptions that are due, with one sync, and return the outcome of each by its name.
 
         Raises:
             TopicClosedError: The topic is closed.
         """
-        outcomes = tick_all(self._cursors, now_ms=self._at(now_ms))
+        outcomes = tick_all(self.cursors, now_ms=self._at(now_ms))
         return {name: outcome for (_, name), outcome in outcomes.items()}
 
     def trim(self, *, now_ms: int) -> int:
@@ -469,7 +465,7 @@ class Topic:
 
         Subscriptions without an open consumer wait for no time to dispatch at.
         """
-        times = [cursor.view.next_tick_ms for _, cursor in self._cursors]
+        times = [cursor.view.next_tick_ms for _, cursor in self.cursors]
         times += [each.next_wake_ms for each in self.copy_subscriptions().values() if each.has_consumers]
         return min((time for time in times if time is not None), default=None)
 
@@ -505,7 +501,7 @@ class Topic:
     def _remove(self, name: str) -> Subscription | None:
         """Remove a subscription that was closed from the open ones."""
         self._mark_deletes = None
-        self._cursors = [each for each in self._cursors if each[0][1] != name]
+        self.cursors = [each for each in self.cursors if each[0][1] != name]
         return self._subscriptions.pop(name, None)
 
     def __enter__(self) -> Self:

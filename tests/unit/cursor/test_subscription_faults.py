@@ -192,7 +192,7 @@ def test_the_turns_of_consumers_that_are_gone_are_forgotten():
     for number in range(50):
         topic.dispatch(f"c{number}", 2)
         topic.subscription.consumer_closed(f"c{number}")
-    assert topic.subscription._dispatcher._hole_turns == {}
+    assert topic.subscription._dispatcher.hole_turns == {}
     assert len(topic.subscription._messages.waiting._ready) <= 1
 
 
