@@ -344,12 +344,8 @@ class ManagedCursor:
         check_position(last)
         if last < first:
             raise ValueError(f"lost entries {Position(*first)} to {Position(*last)} end before they begin")
-        ledgers, lost = self.ledgers, {}
-        for ledger_id in ledgers.ledgers_between(first[0] - 1, last[0] + 1):
-            begin = max(first[1], 0) if ledger_id == first[0] else 0
-            end = ledgers.entry_count(ledger_id)
-            end = min(last[1] + 1, end) if ledger_id == last[0] else end
-            lost[ledger_id] = bitmap_of(range(begin, end))
+        runs = covered_runs(self.ledgers, Position(first[0], first[1] - 1), Position(*last))
+        lost = {ledger_id: bitmap_of(range(begin, end + 1)) for ledger_id, begin, end in runs}
         return self.ack_bitmaps(lost, now_ms=now_ms)
 
     def mark_delete(

@@ -124,13 +124,14 @@ class Listeners:
 
 
 def covered_runs(ledgers: LedgerMap, lower: Position, upper: Position) -> list[tuple[int, int, int]]:
-    """Return the entries of the log in ``(lower, upper]``, a run for each ledger."""
+    """Return the entries of the log in ``(lower, upper]``, a run for each ledger, its last entry included."""
     if upper <= lower:
         return []
     runs = []
     for ledger_id in ledgers.ledgers_between(lower.ledger_id - 1, upper.ledger_id + 1):
-        first = lower.entry_id + 1 if ledger_id == lower.ledger_id else 0
-        last = upper.entry_id if ledger_id == upper.ledger_id else ledgers.entry_count(ledger_id) - 1
+        first = max(lower.entry_id + 1, 0) if ledger_id == lower.ledger_id else 0
+        last = ledgers.entry_count(ledger_id) - 1
+        last = min(upper.entry_id, last) if ledger_id == upper.ledger_id else last
         if first <= last:
             runs.append((ledger_id, first, last))
     return runs

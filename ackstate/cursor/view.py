@@ -249,13 +249,11 @@ class AckView:
     def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
         """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger."""
         with self._lock:
-            first = max(first, self._state.mark_delete)
+            above = max(first, self._state.mark_delete)
+            lower, upper = (Position(each.ledger_id, each.entry_id - 1) for each in (above, end))
             found = []
-            for ledger_id in self._ledgers.ledgers_between(first.ledger_id - 1, end.ledger_id + 1):
-                entry_count = self._ledgers.entry_count(ledger_id)
-                low = max(first.entry_id, 0) if ledger_id == first.ledger_id else 0
-                high = min(end.entry_id, entry_count) if ledger_id == end.ledger_id else entry_count
-                entries = BitMap(range(low, max(low, high)))
+            for ledger_id, low, high in covered_runs(self._ledgers, lower, upper):
+                entries = BitMap(range(low, high + 1))
                 self.discard_acked(ledger_id, entries)
                 if entries:
                     found.append((ledger_id, entries))
