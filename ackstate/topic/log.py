@@ -277,15 +277,6 @@ def check_log_record(metadata: MetadataStore, topic: str) -> None:
         decode_log_record(found.data)
 
 
-def find_log_record(metadata: MetadataStore, topic: str) -> LogRecord:
-    """Return the record of a topic's log; one without contents if there is none, or if it cannot be read."""
-    try:
-        record, _ = _find(metadata, log_path(topic))
-    except UnsupportedVersionError:
-        record = None
-    return record or LogRecord(0, None)
-
-
 def log_owner(topic: str) -> str:
     """Return in whose name the ledgers of a topic's log are created."""
     return f"topic {quote(topic, safe='')}"
@@ -330,10 +321,6 @@ class LedgerSizes:
         self.known = {each: size for each, size in known if ledgers.has_ledger(each)}
         self._whole: int | None = None  # bytes of the log; None while the size of a ledger may be unknown
         self._below = (-1, 0)  # a ledger, and the bytes of those before it
-
-    def begin(self, ledger_id: int) -> None:
-        """Count a new ledger, which is empty."""
-        self.known[ledger_id] = 0
 
     def appended(self, ledger_id: int, byte_count: int) -> None:
         """Count entries that were appended to a ledger."""
@@ -556,7 +543,10 @@ class MessageLog:
             StoreError: The storage failed.
         """
         check_name("topic", topic)
-        record = find_log_record(store.metadata, topic)
+        record = None
+        with suppress(UnsupportedVersionError):
+            record, _ = _find(store.metadata, log_path(topic))
+        record = record or LogRecord(0, None)
         _, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
         counts = {}
         for ledger_id in ledger_ids:
@@ -725,7 +715,7 @@ class MessageLog:
         ownership.check()  # A former owner would leave behind the ledger that it creates.
         ledger_id = ownership.begin_ledger(self.sizes.known, self.published_ms, first_ledger_id=first_ledger_id)
         self.ledgers.roll(ledger_id)
-        self.sizes.begin(ledger_id)
+        self.sizes.known[ledger_id] = 0
         self._room = self._entries_per_ledger_max
 
     def _count_up_to(self, last: int) -> None:

@@ -80,12 +80,13 @@ class PublishCounters:
         """Return every counter of every topic, topics in the order they were added."""
         with self._lock:
             values = dict(self._values)
-        return [CounterSample(name, self._attributes(topic), value) for (name, topic), value in values.items()]
-
-    def _attributes(self, topic: str) -> dict[str, str]:
-        parts = parse_topic(topic)
-        namespace = parts.namespace if parts else ""
-        return {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
+        samples = []
+        for (name, topic), value in values.items():
+            parts = parse_topic(topic)
+            namespace = parts.namespace if parts else ""
+            attributes = {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
+            samples.append(CounterSample(name, attributes, value))
+        return samples
 
 
 @final
@@ -134,10 +135,7 @@ class TopicPublisher:
         return self.prepare(messages, now_ms=now_ms).append()
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
-        """Return messages at their delivery times for `publish_all`, as `MessageLog.prepare`.
-
-        Raises: As `publish`; nothing is stored.
-        """
+        """Return messages at their delivery times for `publish_all`; errors as `publish`, and nothing is stored."""
         present_ms = 0 if now_ms is None else integer("now_ms", now_ms)
         check_within("now_ms", present_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
         policies = self._policies()

@@ -182,7 +182,8 @@ def trim_behind(log: MessageLog, retention: Retention, mark_deletes: Callable[[]
     needed_from: int | None = None
     for ledger_id in _not_retained(log, retention, now_ms=now_ms):
         if needed_from is None:
-            needed_from = _needed_from(log, mark_deletes())
+            needed = (_lowest_unacked(log, mark_delete).ledger_id for mark_delete in mark_deletes().values())
+            needed_from = min(needed, default=log.ledgers.current_ledger_id)
         following = log.ledgers.find_next_ledger(ledger_id)
         if ledger_id >= needed_from or following is None:
             break
@@ -238,11 +239,8 @@ def backlog_report(
     )
 
 
-def is_backlog_exceeded(log: MessageLog, retention: Retention, mark_deletes: Iterable[Position | None]) -> bool:
-    """Return whether a `BacklogReport` would be above the limit; O(1) while the whole log has not as many bytes."""
-    limit = retention.backlog_bytes_max
-    if limit is None or log.sizes.whole <= limit:
-        return False
+def is_backlog_exceeded(log: MessageLog, limit: int, mark_deletes: Iterable[Position | None]) -> bool:
+    """Return whether a `BacklogReport` would be above a limit, without the cost of one: O(subscriptions)."""
     lowest = min((_lowest_unacked(log, mark_delete) for mark_delete in mark_deletes), default=None)
     return lowest is not None and lowest <= log.ledgers.last_confirmed and _bytes_from(log, lowest) > limit
 
@@ -275,12 +273,6 @@ def _not_retained(log: MessageLog, retention: Retention, *, now_ms: int | None) 
             if now_ms is None or published_ms is None or now_ms - published_ms < retention.age_ms:
                 return
         yield ledger_id
-
-
-def _needed_from(log: MessageLog, mark_deletes: MarkDeletes) -> int:
-    """Return the first ledger that a subscription needs; the last of the log if none needs any."""
-    needed = (_lowest_unacked(log, mark_delete).ledger_id for mark_delete in mark_deletes.values())
-    return min(needed, default=log.ledgers.current_ledger_id)
 
 
 def _lowest_unacked(log: MessageLog, mark_delete: Position | None) -> Position:

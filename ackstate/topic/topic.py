@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack, final
 
 from ackstate.checks import integer
 from ackstate.cursor.cursor import CursorOpening, open_cursors
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from ackstate.topic.retention import BacklogReport
     from ackstate.topic.subscriptions import StoredSubscription
 
+    Planned = tuple[CursorOpening, SubscriptionType, DispatchGate | None, SubscriptionOptions]
+
 _LOOK_AGAIN_MS = 60_000
 _LOG = logging.getLogger("ackstate.topic")
 
@@ -97,15 +99,6 @@ class SubscriptionRequest:
     def __post_init__(self) -> None:
         if self.kind is not None:
             check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
-
-
-class PlannedSubscription(NamedTuple):
-    """A subscription whose cursor is to be opened next; nothing was written yet."""
-
-    opening: CursorOpening
-    kind: SubscriptionType
-    gate: DispatchGate | None
-    options: SubscriptionOptions
 
 
 @final
@@ -211,10 +204,7 @@ class Topic:
         return self.publisher.publish(messages, now_ms=now_ms)
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None) -> Publication:
-        """Return messages for `publish_all`.
-
-        Raises: As `publish`; nothing is stored.
-        """
+        """Return messages for `publish_all`; errors as `publish`, and nothing is stored."""
         self._before_publish(now_ms=now_ms)
         return self.publisher.prepare(messages, now_ms=now_ms)
 
@@ -240,8 +230,8 @@ class Topic:
 
     def _is_backlog_exceeded(self) -> bool:
         """Return whether the backlog seems above its limit, by subscriptions that were read a minute ago at most."""
-        log, retention = self.log, self.settings.retention
-        if retention.backlog_bytes_max is None or log.sizes.whole <= retention.backlog_bytes_max:
+        log, limit = self.log, self.settings.retention.backlog_bytes_max
+        if limit is None or log.sizes.whole <= limit:
             return False
         if self._mark_deletes is None or abs(self._latest_ms - self._mark_deletes[0]) >= _LOOK_AGAIN_MS:
             self._read_mark_deletes()
@@ -250,7 +240,7 @@ class Topic:
         of_open = {
             name: each.persisted_mark_delete_position for name, each in self._open_cursors().items() if name in found
         }
-        return is_backlog_exceeded(log, retention, (found | of_open).values())
+        return is_backlog_exceeded(log, limit, (found | of_open).values())
 
     def subscribe(self, name: str, *, now_ms: int, **wanted: Unpack[RequestedFields]) -> Subscription:
         """Open a subscription where it is stored, or create it; return the same object if it is open already.
@@ -312,7 +302,7 @@ class Topic:
             check_type(request.kind, opened.kind, subscription=name)
         return opened
 
-    def _plan(self, request: SubscriptionRequest) -> PlannedSubscription:
+    def _plan(self, request: SubscriptionRequest) -> Planned:
         """Check a request for a new subscription, or against the stored one; nothing is written."""
         log, settings, name = self.log, self.settings, request.name
         options = settings.options if request.options is None else request.options
@@ -339,9 +329,9 @@ class Topic:
             properties=properties | {TYPE_PROPERTY: kind.value},
             check=log.check_owned,
         )  # fmt: skip
-        return PlannedSubscription(opening, kind, gate, options)
+        return opening, kind, gate, options
 
-    def _subscribed(self, planned: PlannedSubscription, cursor: ManagedCursor) -> Subscription:
+    def _subscribed(self, planned: Planned, cursor: ManagedCursor) -> Subscription:
         """Compose a subscription of its open cursor, and add it to the topic's."""
         opening, kind, gate, options = planned
         name = opening.subscription
@@ -350,7 +340,7 @@ class Topic:
         view = None if self.delays is None or kind.is_single_active else self.delays.open_view(cursor.is_acked)
         dead_letters, publish = options.dead_letters, None
         if self._publish_elsewhere is not None and dead_letters is not None and dead_letters.topic is not None:
-            publish = partial(self._publish_dead_letter, dead_letters.topic, subscription=name)
+            publish = partial(self._publish_dead_letter, dead_letters.topic, name)
         subscription = Subscription(
             self.log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publish
         )
@@ -358,7 +348,7 @@ class Topic:
         self.cursors.append(((self.name, name), cursor))
         return subscription
 
-    def _publish_dead_letter(self, topic: str, delivery: Delivery, now_ms: int, *, subscription: str) -> bool:
+    def _publish_dead_letter(self, topic: str, subscription: str, delivery: Delivery, now_ms: int) -> bool:
         assert self._publish_elsewhere is not None
         self._publish_elsewhere(topic, dead_letter(delivery, topic=self.name, subscription=subscription), now_ms)
         return True
@@ -550,13 +540,13 @@ def subscribe_all(
                 outcomes[number] = opened
     # All are planned before the first write, so that an invalid argument changes nothing.
     planned = call_each(lambda number: requests[number][0]._plan(requests[number][1]), new, executor)
-    plans: dict[int, PlannedSubscription] = {}
+    plans: dict[int, Planned] = {}
     for number, plan in zip(new, planned, strict=True):
         if isinstance(plan, AckStateError):
             outcomes[number] = plan
         else:
             plans[number] = plan
-    openings = [plan.opening for plan in plans.values()]
+    openings = [opening for opening, *_ in plans.values()]
     cursors = open_cursors(requests[0][0].store, openings, now_ms=now_ms, executor=executor) if plans else []
     # Composed in this thread: several may be of one topic.
     for (number, plan), cursor in zip(plans.items(), cursors, strict=True):
