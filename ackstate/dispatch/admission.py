@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from itertools import repeat, takewhile
+from itertools import repeat
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
@@ -110,10 +110,6 @@ class Deliveries:
 
     def unacked_of(self, consumer: str) -> int:
         return self._unacked_of.get(consumer, 0)
-
-    def at_most(self, position: Position) -> list[Position]:
-        """Return the messages up to a position, included, in order. Complexity: O(them)."""
-        return list(takewhile(lambda each: each <= position, self.in_order()))
 
     def in_order(self) -> PositionSet:
         """Return all positions: to be read at once, not changed."""
@@ -411,16 +407,25 @@ class Admission:
         limit = self._bytes_limit
         return limit is None or self._view.unpersisted_record_bytes + self._sent.reserved_bytes + cost <= limit
 
-    def is_binding(self) -> bool:
-        """Return whether a limit on the ack state keeps new messages back: closed, or without room for one more."""
-        if self.gate is None:
-            return False
-        usage, ranges_max = self.usage(), self._ranges_limit
-        return (
-            (self.gate.is_closed and not ACK_STATE_RULES.isdisjoint(self._closed_by(usage)))
-            or not self.has_bytes_for(self.next_cost)
+    def admits_new(self, consumer: str, *, now_ms: int) -> bool:
+        """Return whether no limit on the ack state keeps new messages back: closed, or without room for one more."""
+        # If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters
+        # once it has room.
+        gate, has_unread = self.gate, self.cursor.reader.has_unread
+        if gate is None:
+            return True
+        cost = self.next_cost
+        if self._promotes_young and has_unread:
+            self._promote_for(cost, now_ms=now_ms)
+        usage, bytes_max, ranges_max = self.usage(), self._bytes_limit, self._ranges_limit
+        is_binding = (
+            (gate.is_closed and not ACK_STATE_RULES.isdisjoint(self._closed_by(usage)))
+            or (bytes_max is not None and usage.unpersisted_record_bytes + usage.reserved_bytes + cost > bytes_max)
             or (ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max)
         )
+        if is_binding and has_unread:
+            gate.request((cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
+        return not is_binding
 
     def _closed_by(self, usage: Usage) -> set[Rule | None]:
         """Return the rules for all consumers that are closed and stay so at a usage."""
@@ -468,11 +473,6 @@ class Admission:
                 positions, message_counts = positions[:granted], message_counts[:granted]
             self._sent.add(consumer, positions, _first_deliveries(consumer, keys, message_counts, costs))
             return granted
-
-    def request_new(self, consumer: str, *, now_ms: int) -> None:
-        """Show the gate that a message could be read now, so that it reports how long it keeps the message back."""
-        if self.gate is not None:
-            self.gate.request((self.next_cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
 
     def send_again(self, position: Position, sent: Sent, *, now_ms: int) -> bool:
         """Note a message as sent, also while new ones are held back, unless its ack could exceed a limit."""
@@ -612,11 +612,6 @@ class Admission:
         """When to try again to persist young acks that keep the gate closed; None if they do not."""
         is_missing = self.gate is not None and self.gate.is_closed and self.store_error is not None
         return self._promote_again_ms or None if is_missing else None
-
-    def promote_young(self, *, now_ms: int) -> None:
-        """Persist young acks early if they keep the next unread message back."""
-        if self._promotes_young:
-            self._promote_for(self.next_cost, now_ms=now_ms)
 
     def _promote_for(self, cost: int, *, now_ms: int) -> None:
         """Persist young acks early, the oldest first, if they would close the gate, or keep it closed."""

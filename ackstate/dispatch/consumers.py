@@ -133,6 +133,7 @@ class Consumers:
     def __init__(self, kind: SubscriptionType) -> None:
         self.kind = kind
         self.needs_keys = kind is SubscriptionType.KEY_SHARED
+        self.is_single_active = kind.is_single_active
         self.permits = Permits()
         # The consumer that has unacked messages of a key, which receives the next ones as well, and how many it has.
         # Invariant: both have the same keys.
@@ -153,7 +154,7 @@ class Consumers:
     @property
     def active(self) -> str | None:
         """The only receiver, with Exclusive and Failover: the consumer of the lowest priority, then by name."""
-        if not self.kind.is_single_active:
+        if not self.is_single_active:
             return None
         return min(self._names, key=lambda name: (self._names[name], name), default=None)
 
@@ -191,7 +192,7 @@ class Consumers:
         """Return the key that assigns a message to a consumer and orders it; None if any may have it, in any order."""
         # That is its own key, or its position if it has none. If one consumer receives everything, all have one key.
         if not self.needs_keys:
-            return _EVERYTHING if self.kind.is_single_active else None
+            return _EVERYTHING if self.is_single_active else None
         return _key_of(position) if key is None else key
 
     def sticky_keys(self, messages: Sequence[tuple[Position, Message]]) -> list[bytes]:

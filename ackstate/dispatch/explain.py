@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.options import ReadableLog
     from ackstate.errors import AckStateError
-    from ackstate.limits import Verdict
+    from ackstate.limits import DispatchGate, Verdict
     from ackstate.message import Message
 
 SAMPLE_COUNT_MAX = 64
@@ -343,15 +343,15 @@ def explain_blocks(
     holders = tuple(sorted((each for each in counted if each[1]), key=lambda each: -each[1])[:top])
 
     def reason(verdict: Verdict, consumer: str) -> BlockReason:
-        rule, store_error, freed_by = verdict.rule, admission.store_error, None
+        rule, store_error = verdict.rule, admission.store_error
         assert rule is not None
+        found: list[tuple[int, AckHole]] = []
         if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES:
-            freed_by = view.unpersisted_bytes_freed
+            found = [(view.unpersisted_bytes_freed(hole), hole) for hole in view.holes()]
         elif rule is Rule.UNACKED_RANGES:
-            freed_by = _ranges_freed
+            found = [(hole.freed_ranges, hole) for hole in view.holes()]
         else:
             store_error = None
-        found = [(freed_by(hole), hole) for hole in view.holes()] if freed_by is not None else []
         most = heapq.nlargest(top, (each for each in found if each[0] > 0), key=itemgetter(0))
         delayed_ranges = 0
         if rule is Rule.UNACKED_RANGES:
@@ -362,15 +362,16 @@ def explain_blocks(
             delayed_ranges,
         )  # fmt: skip
 
+    return tuple(reason(verdict, consumer) for consumer, verdict in _closed(admission, gate))
+
+
+def _closed(admission: Admission, gate: DispatchGate) -> list[tuple[str, Verdict]]:
+    """Return each closed rule, with the consumer that it holds for; of all first, then the longest closed."""
     closed = [("", verdict) for verdict in gate.why_blocked(admission.usage())]
     for consumer in gate.closed_consumers:
         verdicts = gate.why_blocked(admission.usage(consumer), consumer)
         closed += [(consumer, each) for each in verdicts if each.rule is Rule.CONSUMER_UNACKED_MESSAGES]
-    return tuple(reason(verdict, consumer) for consumer, verdict in closed)
-
-
-def _ranges_freed(hole: AckHole) -> int:
-    return hole.freed_ranges
+    return closed
 
 
 # Numbers
@@ -455,12 +456,8 @@ def rule_stats(admission: Admission) -> tuple[RuleStats, ...]:
     gate = admission.gate
     if gate is None:
         return ()
-    closed = {verdict.rule: verdict for verdict in gate.why_blocked(admission.usage())} if gate.is_closed else {}
-    for consumer in gate.closed_consumers:  # the longest closed first
-        for verdict in gate.why_blocked(admission.usage(consumer), consumer):
-            if verdict.rule is Rule.CONSUMER_UNACKED_MESSAGES:
-                closed.setdefault(verdict.rule, verdict)
+    closed = _closed(admission, gate) if gate.is_closed else []
+    since_ms = {verdict.rule: verdict.since_ms for _, verdict in reversed(closed)}
     return tuple(
-        RuleStats(rule, rule in closed, closed[rule].since_ms if rule in closed else None, gate.blocked_count(rule))
-        for rule in Rule
-    )
+        RuleStats(rule, rule in since_ms, since_ms.get(rule), gate.blocked_count(rule)) for rule in Rule
+    )  # fmt: skip

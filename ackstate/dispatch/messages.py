@@ -215,10 +215,6 @@ class ReplayQueue:
         # Here, not as soon as one is empty: the set that `ready_for` returned stays valid until consumers come or go.
         self._ready = {owner: ready for owner, ready in self._ready.items() if ready}
 
-    def up_to(self, position: Position) -> list[Position]:
-        """Return the messages up to a position, included. Complexity: O(them)."""
-        return list(takewhile(lambda each: each <= position, self._in_order))
-
     def clear(self) -> None:
         """Forget everything."""
         self._all.clear()
@@ -615,9 +611,9 @@ class UnackedMessages:
 
     def acked_up_to(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
         """Note that everything up to a position was acked."""
-        self._complete(self._deliveries.at_most(position))
+        self._complete(_up_to(position, self._deliveries.in_order()))
         self._acked_count += newly_acked
-        for each in self.waiting.up_to(position):
+        for each in _up_to(position, self.waiting.in_order()):
             self.waiting.take(each)
         self.reader.forget([each for each in self.reader.kept if each <= position])
         self._admission.usage_decreased(now_ms=now_ms)
@@ -704,6 +700,11 @@ class UnackedMessages:
         lost = Waiting(HoleReason.DATA_LOST, key=self._consumers.sticky_key(position, None))
         waiting = self.waiting.take(position) if position in self.waiting else lost
         self.put(position, waiting._replace(until_ms=now_ms + _UNREADABLE_RETRY_MS))
+
+
+def _up_to(position: Position, positions: PositionSet) -> list[Position]:
+    """Return those up to a position, included, in order. Complexity: O(them)."""
+    return list(takewhile(lambda each: each <= position, positions))
 
 
 def _unacked_count(words: Sequence[int]) -> int:

@@ -97,7 +97,7 @@ class Dispatcher:
         self._waiting, self._delayed, self._reader = messages.waiting, messages.delayed, messages.reader
         self._admission, self._gate, self._waiter = admission, admission.gate, admission.waiter
         self._consumers, self._permits = consumers, consumers.permits
-        self._kind, self._needs_keys = consumers.kind, consumers.needs_keys
+        self._needs_keys = consumers.needs_keys
         self._turn, self._round_max = options.turn_entries, options.round_entries_max
         self._look_ahead_max = options.look_ahead_max
         self.binds = False  # whether a limit of the ack state kept new messages back the last time
@@ -193,7 +193,7 @@ class Dispatcher:
             self._waiter.wake()  # It opened since: another thread acked messages of another subscription.
 
     def _has_permits(self) -> bool:
-        if self._kind.is_single_active:
+        if self._consumers.is_single_active:
             active = self._consumers.active
             return active is not None and self._permits.of(active) > 0
         return self._permits.total > 0
@@ -224,17 +224,10 @@ class Dispatcher:
 
     def _admits_new(self) -> bool:
         """Return whether no limit of the ack state keeps new messages back, not even after young acks are persisted."""
-        # If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters
-        # once it has room.
-        has_unread = self._cursor.reader.has_unread
-        if has_unread:
-            self._admission.promote_young(now_ms=self._now_ms)
-        if not self._admission.is_binding():
+        if self._admission.admits_new(self._only or "", now_ms=self._now_ms):
             self.binds = False
             self._admission.refused_by = None
             return True
-        if has_unread:
-            self._admission.request_new(self._only or "", now_ms=self._now_ms)
         return False
 
     def _holds_order(self) -> bool:
@@ -391,7 +384,7 @@ class Dispatcher:
                 if unsent := read[sent_count:]:  # The reader reads these again, and all above them.
                     self._cursor.reader.rewind(unsent[0][0])
                     self._reader.keep(unsent)
-            if sent_count < len(read) or self._cursor.reader.position == before:
+            if sent_count < len(read) or self._cursor.reader.position == before or not self._cursor.reader.has_unread:
                 return
 
     def _send_unread_by_key(self) -> None:
@@ -413,7 +406,7 @@ class Dispatcher:
                 for share in shares.values():
                     unsent += share
                 self._queue(unsent)
-            if self._is_refused or self._cursor.reader.position == before:
+            if self._is_refused or self._cursor.reader.position == before or not self._cursor.reader.has_unread:
                 return
         self._is_held_up = room > 0 and self._cursor.reader.has_unread
 

@@ -571,11 +571,7 @@ class Subscription:
             if self.kind.is_single_active:
                 lowest = min((position for position in positions if position in deliveries), default=None)
                 positions = [] if lowest is None else list(deliveries.in_order().at_least(lowest))
-            until_ms = now_ms + delay_ms if delay_ms else 0
-            returned_count = self._messages.give_back(positions, HoleReason.NACKED, until_ms=until_ms)
-            self._admission.usage_decreased(now_ms=now_ms)
-            self._times_changed()
-            return returned_count
+            return self._nacked(positions, until_ms=now_ms + delay_ms if delay_ms else 0, now_ms=now_ms)
 
     def redeliver_all(self, consumer: str, *, now_ms: int) -> int:
         """Give back all unacked messages of a consumer, to be delivered again at once.
@@ -594,10 +590,7 @@ class Subscription:
         with self._lock:
             now_ms = self._at(now_ms)
             self._messages.waiting.follow_clock(now_ms=now_ms)
-            returned_count = self._messages.give_back(self._deliveries.of(consumer), HoleReason.NACKED)
-            self._admission.usage_decreased(now_ms=now_ms)
-            self._times_changed()
-            return returned_count
+            return self._nacked(self._deliveries.of(consumer), until_ms=0, now_ms=now_ms)
 
     def seek(self, position: Position | Start | StartTime, *, now_ms: int) -> PersistResult:
         """Restart at a position, an end of the log, or a time: from there on, nothing is acked or in flight any more.
@@ -693,6 +686,12 @@ class Subscription:
     def _acked_up_to_mark_delete(self, receipt: Receipt, *, now_ms: int) -> Receipt:
         self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
         return receipt
+
+    def _nacked(self, positions: Sequence[Position], *, until_ms: int, now_ms: int) -> int:
+        returned_count = self._messages.give_back(positions, HoleReason.NACKED, until_ms=until_ms)
+        self._admission.usage_decreased(now_ms=now_ms)
+        self._times_changed()
+        return returned_count
 
     def _open_unknown(self, consumer: str) -> None:
         """Open a consumer that is not open, unless it was closed."""
