@@ -99,6 +99,7 @@ class ManagedCursor:
         reader: The read position, and the unacked entries from there on.
         young_age: Records deliveries, to separate young acks from old ones: a replay feeds many at once.
         view: Answers everything else about the cursor, and changes nothing.
+        check_open: Raises `CursorClosedError` if the cursor is closed.
         opened_ms: When it was opened.
     """
 
@@ -116,7 +117,8 @@ class ManagedCursor:
         self._opened = object()  # identifies this opening of the cursor in its receipts
         self._names_entries = self._persister.may_hold_back  # whether a receipt must list its entries
         self._counts_batches = config.batch_index_acks
-        self.reader = EntryReader(self._state, lock=self.lock, check_open=self._persister.check_open)
+        self.check_open = self._persister.check_open
+        self.reader = EntryReader(self._state, lock=self.lock, check_open=self.check_open)
         self.view = CursorView(self._persister)
 
     @classmethod
@@ -563,10 +565,6 @@ class ManagedCursor:
         """Remove a listener; no-op if it is not registered."""
         with self.lock:
             self._listeners.remove(listener)
-
-    def check_open(self) -> None:
-        """Raise `CursorClosedError` if the cursor is closed."""
-        self._persister.check_open()
 
     def _receipt(
         self, newly_acked: int, *, entries: Mapping[int, BitMap] | None = None, batch: Position | None = None

@@ -355,7 +355,7 @@ class Subscription:
             self.log.sole_use.check()
             self._open_unknown(consumer)
             self._latest_ms = now_ms
-            if self.kind.is_single_active and self._consumers.active != consumer:
+            if self._consumers.is_single_active and self._consumers.active != consumer:
                 return []
             try:
                 batch = self._dispatcher.send_to(consumer, max_messages, now_ms=now_ms)
@@ -568,7 +568,7 @@ class Subscription:
             now_ms = self._at(self._present(now_ms))
             self._messages.waiting.follow_clock(now_ms=now_ms)
             deliveries = self._deliveries
-            if self.kind.is_single_active:
+            if self._consumers.is_single_active:
                 lowest = min((position for position in positions if position in deliveries), default=None)
                 positions = [] if lowest is None else list(deliveries.in_order().at_least(lowest))
             return self._nacked(positions, until_ms=now_ms + delay_ms if delay_ms else 0, now_ms=now_ms)

@@ -115,11 +115,9 @@ def _read(store: Store, path: str, ledgers: LedgerMap | None) -> StoredSubscript
     name = subscription_name(path)
     try:
         found = _find(store, path, ledgers)
-    except StoreError as error:
-        if not isinstance(error, PayloadTooLargeError):
-            raise
-        return StoredSubscription(name, None, None, {}, error)
     except AckStateError as error:
+        if isinstance(error, StoreError) and not isinstance(error, PayloadTooLargeError):
+            raise
         return StoredSubscription(name, None, None, {}, error)
     if found is None:
         return None

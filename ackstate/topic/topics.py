@@ -77,7 +77,6 @@ class Topics:
             TypeError, ValueError: A name is no text, or is empty; nothing was written.
         """
         now_ms = self._at(now_ms)
-        outcomes: dict[str, Topic | AckStateError] = dict(self._topics)
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             check_name("topic", name)
@@ -85,11 +84,10 @@ class Topics:
         opened = call_each(
             lambda name: Topic.open(self.store, name, settings=self.settings, now_ms=now_ms), closed, self.executor
         )
-        outcomes |= zip(closed, opened, strict=True)
-        for name in closed:
-            topic = outcomes[name]
+        for topic in opened:
             if isinstance(topic, Topic):
                 self._opened(topic)
+        outcomes = {**self._topics, **dict(zip(closed, opened, strict=True))}
         return {name: outcomes[name] for name in wanted}
 
     def subscribe_all(

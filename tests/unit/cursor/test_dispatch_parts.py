@@ -126,16 +126,6 @@ def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
     assert topic.dispatch(now_ms=13_900) == [0]
 
 
-@pytest.mark.parametrize("until_ms", [float("nan"), 5.0, "5", None])
-def test_a_time_that_is_no_integer_is_refused_and_nothing_waits(until_ms):
-    waiting = waiting_messages()
-    waiting.put(Position(1, 0), Waiting(NACKED, key=b"k", until_ms=7))
-    with pytest.raises(TypeError, match=r"until_ms of 1:1 must be an integer, got "):
-        waiting.put(Position(1, 1), Waiting(NACKED, key=b"k", until_ms=until_ms))
-    assert (len(waiting), waiting.next_until_ms) == (1, 7)
-    waiting._check()
-
-
 # Messages in flight
 
 
