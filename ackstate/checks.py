@@ -15,15 +15,7 @@ LONG_MIN = -LONG_MAX - 1
 
 
 def integer(name: str, number: int) -> int:
-    """Return a number as a plain integer.
-
-    Args:
-        name: The caller's name for the number.
-        number: Any integer type, such as numpy's.
-
-    Raises:
-        TypeError: It is not an integer; booleans are refused.
-    """
+    """Return a number of any integer type, such as numpy's, as a plain integer; booleans are refused."""
     try:
         if not isinstance(number, bool):
             return index(number)
@@ -49,24 +41,11 @@ def check_within(name: str, value: object, *, least: int, most: int, unit: str =
 
 
 def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:
-    """Return the known word closest to another, empty if none is close.
-
-    >>> closest("flush_intervall", ["flush_interval_ms", "keep"])
-    'flush_interval_ms'
-
-    Args:
-        word: The other word.
-        known: The words to choose from.
-        likeness_min: The least similarity, from 0 to 1, as in `difflib`.
-    """
+    """Return the known word closest to another, with at least a likeness of 0 to 1; empty if there is none."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness_min)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown word, empty if no known word is close.
-
-    >>> f"unknown key 'kep'{did_you_mean('kep', ['keep', 'format'])}"
-    "unknown key 'kep'; did you mean 'keep'?"
-    """
+    """Return the end of an error about an unknown word, empty if no known word is close."""
     meant = closest(word, known)
     return f"; did you mean {meant!r}?" if meant else ""

@@ -269,23 +269,16 @@ class LedgerMap:
 
 @final
 class _Ledgers:
-    """The ledgers from one roll or trim to the next, so that a reader's ids and counts belong together.
-
-    Only the count of the open ledger changes.
-
-    Attributes:
-        ids: They rise strictly.
-        starts: For each, the number of entries in all ledgers before it, counted from the first ledger of all time, so
-            that a trim need not change it.
-        open_id: The last one.
-        open_count: Its entries.
-    """
+    """The ledgers from one roll or trim to the next, so that a reader's ids and counts belong together."""
 
     __slots__ = ("ids", "open_count", "open_id", "starts")
 
     def __init__(self, ids: list[int], starts: list[int], open_count: int = 0) -> None:
-        self.ids, self.starts, self.open_count = ids, starts, open_count
+        self.ids = ids  # rising
+        # Of each, the entries in all ledgers before it, from the first ledger of all time, so that a trim changes none.
+        self.starts = starts
         self.open_id = ids[-1]
+        self.open_count = open_count  # all that ever changes
 
     @property
     def end(self) -> int:

@@ -8,7 +8,7 @@ from operator import index as operator_index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 
-from ackstate.errors import CorruptStateError
+from ackstate.errors import corrupt
 from ackstate.wire.native import Reader, check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
@@ -104,14 +104,7 @@ class CheckedMessages(tuple[Message, ...]):
 
 
 def checked_messages(messages: Sequence[Message]) -> CheckedMessages:
-    """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
-
-    Raises:
-        TypeError: Something is of another type.
-        ValueError: A number is out of range, or a property is too long.
-
-    Complexity: O(messages), and O(1) if they have been checked.
-    """
+    """Return messages that can be stored: a list of `Message`, each field of its type and in its range."""
     if type(messages) is CheckedMessages:
         return messages
     if isinstance(messages, Message):
@@ -192,11 +185,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_messages(runs: Iterable[tuple[int, Iterable[bytes]]]) -> Iterator[Message]:
-    """Yield the messages of entries.
-
-    Raises:
-        CorruptStateError: An entry is not a message.
-    """
+    """Yield the messages of entries; `CorruptStateError` for one that is no message."""
     new, unpack, plain_size = tuple.__new__, _PLAIN.unpack_from, _PLAIN.size
     unpack_keyed, keyed_size = _KEYED.unpack_from, _KEYED.size
     for ledger_id, entries in runs:
@@ -223,12 +212,8 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
         _check_size(entry, _KEYED.size if entry.startswith(_LONG) else _PLAIN.size, ledger_id)
     magic, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
     if key_bytes < _NO_KEY or not message_count:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=_PLAIN.size + len(_KEYED_MAGIC),
-            expected="a number of messages above 0, and of bytes of the key",
-            found=f"{message_count} and {key_bytes}",
-        )
+        expected, found = "a number of messages above 0, and of bytes of the key", f"{message_count} and {key_bytes}"
+        corrupt(f"message of ledger {ledger_id}", _PLAIN.size + len(_KEYED_MAGIC), expected, found)
     end = _KEYED.size + (key_bytes if key_bytes > 0 else 0)  # without a call
     if len(entry) < end:
         _check_size(entry, end, ledger_id)
@@ -245,9 +230,4 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
 
 def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
     if len(entry) < size:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=len(entry),
-            expected=f"at least {size} bytes",
-            found=f"{len(entry)} bytes",
-        )
+        corrupt(f"message of ledger {ledger_id}", len(entry), f"at least {size} bytes", f"{len(entry)} bytes")

@@ -139,10 +139,8 @@ class CursorCollector(Collector):
     Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. A
     cursor whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported.
 
-    A scrape may overlap with any other call, publishes and trims included.
-
-    Complexity: nothing for an ack; O(subscriptions and cursors) for a scrape, which takes the lock of each once. It
-    reads the oldest unacked message of a subscription if that is another one than at the scrape before.
+    A scrape may overlap with any other call, publishes and trims included. It costs O(subscriptions and cursors), takes
+    the lock of each once, and reads the oldest unacked message if that is another one than at the scrape before.
     """
 
     def __init__(self) -> None:
@@ -153,33 +151,22 @@ class CursorCollector(Collector):
         self._of_topics: dict[_TopicLabels, _Exported] = {}  # those of the last scrape
 
     def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
-        """Export a cursor from now on, in place of the one that was added with the same names before.
+        """Export an open cursor from now on, in place of the one that was added with the same names before.
 
-        Args:
-            cursor: Any open cursor.
-            topic: As Pulsar names it, like ``persistent://public/default/orders``. For any other text, the namespace is
-                empty and the ledger name is the text itself.
-            subscription: Any text.
+        A topic that is not named like ``persistent://public/default/orders`` has no namespace, and its ledger name is
+        the text itself.
         """
         self._add(_Exported(cursor), topic, subscription)
 
     def add_subscription(self, subscription: Subscription, *, topic: str, name: str) -> None:
-        """Export a subscription and its cursor from now on, in place of those that were added with the same names.
-
-        Args:
-            subscription: Any open subscription.
-            topic: As in `add`.
-            name: The name of the subscription, any text.
-        """
+        """Export a subscription and its cursor from now on, in place of those that were added with the same names."""
         self._add(_Exported(subscription.cursor, subscription), topic, name)
 
     def add_topics(self, topics: Topics) -> None:
         """Export every subscription that is open in `topics`, also those that are opened later.
 
         One that is added by itself under the same names takes precedence. No-op for topics that were added before.
-
-        Args:
-            topics: Held weakly. For `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
+        They are held weakly. For `AsyncTopics`, pass its attribute `topics`.
         """
         with self._lock:
             if all(each() is not topics for each in self._topics):
@@ -342,8 +329,6 @@ class PublishCollector(Collector):
     """Exports `PublishCounters`, the effects of delivery-delay policies; register it with a `CollectorRegistry`.
 
     Names and labels are those that the OpenTelemetry exporter for Prometheus derives from Pulsar's.
-
-    Complexity: O(topics) for a scrape.
     """
 
     _LABELS = ("pulsar_cluster", "pulsar_namespace", "pulsar_topic")
@@ -381,8 +366,6 @@ class BacklogCollector(Collector):
     without a backlog. ``ackstate_topic_retained_ledger`` has none if the retention keeps no ledger.
 
     Safe for any number of threads. A topic whose report cannot be read is left out.
-
-    Complexity: O(topics) for a scrape, and the cost of the reports.
     """
 
     def __init__(self) -> None:
@@ -392,10 +375,8 @@ class BacklogCollector(Collector):
     def add(self, topic: str, report: Callable[[], BacklogReport]) -> None:
         """Export a topic from now on, in place of one that was added with the same name before.
 
-        Args:
-            topic: Its name; the namespace of one that is not like ``persistent://public/default/orders`` is empty.
-            report: Returns the present report. It is called in the thread that scrapes: as the log of a topic is not
-                safe for several threads, return the last report that the thread of the topic made.
+        The report is read in the thread that scrapes: as the log of a topic is not safe for several threads, return the
+        last report that the thread of the topic made.
         """
         with self._lock:
             self._reports[topic] = report

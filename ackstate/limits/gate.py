@@ -153,8 +153,6 @@ class DispatchGate:
 
         Raises:
             ValueError: A worst case is negative, a weight is not positive, or there are not as many of them.
-
-        Complexity: O(messages wanted).
         """
         if len(worst_case_bytes) == 1 and weights is None and worst_case_bytes[0] >= 0:
             unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
@@ -198,17 +196,14 @@ class DispatchGate:
         not exceed a limit either. No rule closes or opens.
 
         Args:
-            worst_case_bytes: As in `request`. An entry that costs nothing is granted also above the limit.
+            worst_case_bytes: As `consumer` and `weights`, as in `request`. An entry that costs nothing is granted also
+                above the limit.
             usage: The usage before this grant, without the redelivered messages.
-            consumer: As in `request`.
-            weights: As in `request`.
             range_costs: For each entry 0 if its ack adds no range, since it is next to an acked entry, else 1; None for
                 1 each. Entries of 0 are granted also at a full range limit.
 
         Raises:
             ValueError: As in `request`, or a range cost is negative.
-
-        Complexity: O(messages wanted).
         """
         if not worst_case_bytes:
             return _NOTHING_ASKED

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import LEDGER_BLOCK, DeletedRanges, decode_bitmap, decode_blocks, encode_block
 from ackstate.entry_bitmap import bitmap_of
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError, check_version
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
@@ -34,13 +34,7 @@ CHECKSUM = struct.Struct("<I")
 
 def corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:
     """Raise `CorruptStateError`."""
-    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
-
-
-def check_version(version: int, supported: int, *, what: str) -> None:
-    """Raise `UnsupportedVersionError` for another version; 0 is none, so such bytes are damaged."""
-    if version not in (0, supported):
-        raise UnsupportedVersionError(f"{what} has version {version}; this release reads version {supported}")
+    raise CorruptStateError(what, offset=offset, expected=expected, found=found) from None
 
 
 @final

@@ -18,8 +18,8 @@ from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ackstate.errors import AckStateError, UnsupportedVersionError
-from ackstate.wire.pulsar.fields import Wire, corrupt, fields_of, varint
+from ackstate.errors import AckStateError, UnsupportedVersionError, corrupt
+from ackstate.wire.pulsar.fields import Wire, fields_of, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
