@@ -26,17 +26,16 @@ def integer(name: str, number: int) -> int:
 
 def check_count(name: str, value: object, *, least: int) -> None:
     """Refuse a setting that is a boolean or not an integer (`TypeError`), or below the least (`ValueError`)."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_within(name, value, least=least, most=None)
 
 
-def check_within(name: str, value: object, *, least: int, most: int, unit: str = "") -> None:
+def check_within(name: str, value: object, *, least: int, most: int | None, unit: str = "") -> None:
     """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
-    if not least <= value <= most:
+    if most is None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and not least <= value <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {value}")
 
 

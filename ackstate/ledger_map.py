@@ -150,10 +150,7 @@ class LedgerMap:
         return iter(self.current.ids)
 
     def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
-        """Return the ledgers above the lower id and below the upper one, in order; both may be unknown.
-
-        Complexity: O(log ledgers + returned ledgers).
-        """
+        """Return the ledgers above the lower id and below the upper one, in order; both may be unknown."""
         ids = self.current.ids
         return ids[bisect_right(ids, lower_ledger_id) : bisect_left(ids, upper_ledger_id)]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from operator import index as operator_index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 
+from ackstate.checks import check_within
 from ackstate.errors import corrupt
 from ackstate.wire.native import Reader, check_properties_fit, decode_text_properties, encode_text_properties
 
@@ -84,11 +86,8 @@ class Message(_Fields):
         return hash(self[:5])  # The properties are equal if they are to be equal, and cannot be hashed.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_fields, tuple(map(_plain, self))
-
-
-def _from_fields(*fields: Any) -> Message:
-    return Message(fields[0], **dict(zip(_Fields._fields[1:], fields[1:], strict=True)))
+        payload, *named = map(_plain, self)
+        return partial(Message, **dict(zip(self._fields[1:], named, strict=True))), (payload,)
 
 
 def _plain(value: object) -> object:
@@ -132,10 +131,13 @@ def checked_messages(messages: Sequence[Message]) -> CheckedMessages:
 
 def _check_fields(message: Message) -> None:
     payload, key, deliver_at_ms, publish_time_ms, message_count, properties = message
-    _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
-    unit = f"milliseconds, {NO_DELAY} for no delay"
-    _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
-    _check_number("message_count", message_count, "messages", least=1, end=_COUNT_END)
+    for name, number, unit, least, end in (
+        ("publish_time_ms", publish_time_ms, "milliseconds", 0, _TIME_MS_END),
+        ("deliver_at_ms", deliver_at_ms, f"milliseconds, {NO_DELAY} for no delay", -_TIME_MS_END, _TIME_MS_END),
+        ("message_count", message_count, "messages", 1, _COUNT_END),
+    ):
+        is_whole = isinstance(number, SupportsIndex) and not isinstance(number, bool)  # numpy's are
+        check_within(name, operator_index(number) if is_whole else number, least=least, most=end - 1, unit=unit)
     _check_bytes("payload", payload)
     if key is not None:
         _check_bytes("key", key)
@@ -144,15 +146,6 @@ def _check_fields(message: Message) -> None:
     if not isinstance(properties, Mapping):
         raise TypeError(f"properties must be a mapping of text to text, got {_shown(properties)}")
     check_properties_fit(properties, called="message property")
-
-
-def _check_number(name: str, value: object, unit: str, *, least: int, end: int) -> None:
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-            raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
-        value = operator_index(value)
-    if not least <= value < end:
-        raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
 
 
 def _check_bytes(name: str, value: object) -> None:

@@ -196,9 +196,10 @@ class DispatchGate:
         not exceed a limit either. No rule closes or opens.
 
         Args:
-            worst_case_bytes: As `consumer` and `weights`, as in `request`. An entry that costs nothing is granted also
-                above the limit.
+            worst_case_bytes: As in `request`. An entry that costs nothing is granted also above the limit.
             usage: The usage before this grant, without the redelivered messages.
+            consumer: As in `request`.
+            weights: As in `request`.
             range_costs: For each entry 0 if its ack adds no range, since it is next to an acked entry, else 1; None for
                 1 each. Entries of 0 are granted also at a full range limit.
 

@@ -195,7 +195,7 @@ class RuleState(Closing):
     def __init__(self, rule: Rule) -> None:
         super().__init__()
         self.rule = rule
-        # An entry is dispatched as a whole: one that alone exceeds a limit on messages is admitted if nothing is unacked.
+        # An entry is dispatched as a whole: one that alone exceeds a limit on messages is admitted if none is unacked.
         self._has_lone_pass = rule in _COUNTS_MESSAGES
         self.limit = self._mark = NO_LIMIT
 
