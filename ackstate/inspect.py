@@ -223,6 +223,10 @@ class _CursorReader:
             content = found.recovered.content
             problems += self._beyond_the_log(content)
             problems += self._not_its_own(found)
+        notes = [*_notes(found, records, leftovers, is_sound=not problems)]
+        if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
+            # Someone is deleting it, or a crash has interrupted that.
+            notes.insert(0, Note("the subscription was deleted; the next open or deletion removes the rest of it"))
         return CursorInspection(
             self._name,
             self._record,
@@ -232,13 +236,8 @@ class _CursorReader:
             None if self._log is None else self._log.last_confirmed,
             leftovers,
             tuple(problems),
-            (*self._deletion(), *_notes(found, records, leftovers, is_sound=not problems)),
+            tuple(notes),
         )
-
-    def _deletion(self) -> Iterator[Note]:
-        """Yield a note if the subscription is being deleted, or a crash has interrupted that."""
-        if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
-            yield Note("the subscription was deleted; the next open or deletion removes the rest of it")
 
     def _found(self) -> tuple[StoredCursor | None, list[Problem]]:
         try:

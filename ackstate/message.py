@@ -86,8 +86,8 @@ class Message(_Fields):
         return hash(self[:5])  # The properties are equal if they are to be equal, and cannot be hashed.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        payload, *named = map(_plain, self)
-        return partial(Message, **dict(zip(self._fields[1:], named, strict=True))), (payload,)
+        named: dict[str, Any] = {name: _plain(value) for name, value in zip(self._fields[1:], self[1:], strict=True)}
+        return partial(Message, **named), (self.payload,)
 
 
 def _plain(value: object) -> object:

@@ -156,11 +156,13 @@ class CursorCollector(Collector):
         A topic that is not named like ``persistent://public/default/orders`` has no namespace, and its ledger name is
         the text itself.
         """
-        self._add(_Exported(cursor), topic, subscription)
+        with self._lock:
+            self._exported[_labels(topic, subscription)] = _Exported(cursor)
 
     def add_subscription(self, subscription: Subscription, *, topic: str, name: str) -> None:
         """Export a subscription and its cursor from now on, in place of those that were added with the same names."""
-        self._add(_Exported(subscription.cursor, subscription), topic, name)
+        with self._lock:
+            self._exported[_labels(topic, name)] = _Exported(subscription.cursor, subscription)
 
     def add_topics(self, topics: Topics) -> None:
         """Export every subscription that is open in `topics`, also those that are opened later.
@@ -179,10 +181,6 @@ class CursorCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Name what `collect` returns, without reading a cursor."""
         return _families([], unreadable=0)
-
-    def _add(self, exported: _Exported, topic: str, subscription: str) -> None:
-        with self._lock:
-            self._exported[_labels(topic, subscription)] = exported
 
     def _read(self) -> tuple[list[tuple[_TopicLabels, _Reading]], int]:
         """Return the numbers of those that are open, forget the others, and count those that cannot be read."""
@@ -211,7 +209,7 @@ class CursorCollector(Collector):
             for topic, name, subscription in () if topics is None else topics.open_subscriptions:
                 labels = _labels(topic, name)
                 exported = known.get(labels)
-                if exported is None or not exported.is_of(subscription):
+                if exported is None or exported.subscription is None or exported.subscription() is not subscription:
                     exported = _Exported(subscription.cursor, subscription)
                 self._of_topics[labels] = exported
 
@@ -222,12 +220,8 @@ class _Exported:
 
     def __init__(self, cursor: ManagedCursor, subscription: Subscription | None = None) -> None:
         self._cursor = weakref.ref(cursor)
-        self._subscription = None if subscription is None else weakref.ref(subscription)
+        self.subscription = None if subscription is None else weakref.ref(subscription)
         self._oldest: tuple[Position, int] | None = None  # a position, and its publish time
-
-    def is_of(self, subscription: Subscription) -> bool:
-        """Return whether this is the subscription."""
-        return self._subscription is not None and self._subscription() is subscription
 
     def read(self) -> _Reading:
         """Return the present numbers; `CursorClosedError` if the cursor is closed or gone."""
@@ -235,9 +229,9 @@ class _Exported:
         if cursor is None:
             raise CursorClosedError("the cursor is gone")
         cursor.check_open()
-        if self._subscription is None:
+        if self.subscription is None:
             return _Reading(cursor.stats())
-        subscription = self._subscription()
+        subscription = self.subscription()
         if subscription is None:
             raise CursorClosedError("the subscription is gone")
         stats = subscription.stats()

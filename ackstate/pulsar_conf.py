@@ -187,17 +187,13 @@ def _logical_lines(text: str) -> Iterator[str]:
             begun = None
             continue
         begun = (begun or "") + line
-        if _ends_in_escape(line):
+        if (len(line) - len(line.rstrip("\\"))) % 2:  # it ends in an escape
             begun = begun[:-1]
             continue
         yield begun
         begun = None
     if begun:
         yield begun
-
-
-def _ends_in_escape(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _unescape(text: str) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 from urllib.parse import quote, unquote
 
 from ackstate.checks import INT_MAX, LONG_MAX, LONG_MIN, check_within, did_you_mean
@@ -43,8 +43,6 @@ JSON_NAMES = {
 }
 _FIELDS = {json_name: name for name, json_name in JSON_NAMES.items()}
 _LEAST = {"tick_time_ms": 1, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
-
-_T = TypeVar("_T")
 
 
 class Level(Enum):
@@ -236,14 +234,15 @@ def effective(
     a setting of the broker. A topic or namespace without policies has `DelayedDeliveryPolicies()`.
     """
     counted = topic if topic_may_disable else _without_disabling(topic, namespace)
-    active, active_level = _first_set(counted.active, namespace.active, broker.active)
-    tick, tick_level = _first_set(counted.tick_time_ms, namespace.tick_time_ms, broker.tick_time_ms)
-    limit, limit_level = _first_set(
-        counted.max_delivery_delay_ms, namespace.max_delivery_delay_ms, broker.max_delivery_delay_ms
-    )
-    fixed, fixed_level = _first_set(counted.fixed_delivery_delay_ms, namespace.fixed_delivery_delay_ms, 0)
-    levels = FieldLevels(active_level, tick_level, limit_level, fixed_level)
-    return EffectiveDelayedDelivery(active, tick, limit, fixed, levels)
+    values: dict[str, Any] = {}
+    levels: dict[str, Level] = {}
+    for name in JSON_NAMES:
+        # Pulsar has no fixed delay of a broker.
+        of_levels = (getattr(counted, name), getattr(namespace, name), getattr(broker, name, 0))
+        values[name], levels[name] = next(
+            (value, level) for value, level in zip(of_levels, Level, strict=True) if value is not None
+        )
+    return EffectiveDelayedDelivery(**values, levels=FieldLevels(**levels))
 
 
 def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
@@ -255,14 +254,6 @@ def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliver
     if namespace.max_delivery_delay_ms:
         limit_ms = limit_ms or None
     return replace(topic, active=active, max_delivery_delay_ms=limit_ms, fixed_delivery_delay_ms=fixed_ms)
-
-
-def _first_set(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T, Level]:
-    if topic is not None:
-        return topic, Level.TOPIC
-    if namespace is not None:
-        return namespace, Level.NAMESPACE
-    return broker, Level.BROKER
 
 
 def _check_fields(values: Mapping[str, object]) -> None:

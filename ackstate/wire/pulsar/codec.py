@@ -43,7 +43,7 @@ from ackstate.wire.pulsar.ranges import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
@@ -108,11 +108,12 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
     """
     selection, form = apply_limits(info.deleted, form=form, limits=limits)
     as_list = form is RangeForm.LIST
+    in_words = () if as_list else selection.kept.bitmaps()
     head = PositionInfoMessage(ledger_id=info.position.ledger_id, entry_id=info.position.entry_id)
     tail = PositionInfoMessage(
         properties=_properties(info.properties),
         batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
-        individual_deleted_message_ranges=() if as_list else _word_lists(selection.kept),
+        individual_deleted_message_ranges=(LongListMap(key=each, values=words_of(bitmap)) for each, bitmap in in_words),
         idle_since=info.idle_since_ms,
     )
     ranges = encode_range_list(selection.kept, tag=_RANGES_TAG) if as_list else []
@@ -218,10 +219,6 @@ def _batch_infos(batch: BatchIndexes, limits: Limits) -> Iterator[BatchedEntryDe
         yield BatchedEntryDeletionIndexInfo(position=position, delete_set=words)
 
 
-def _word_lists(deleted: DeletedRanges) -> Iterator[LongListMap]:
-    return (LongListMap(key=ledger_id, values=words_of(bitmap)) for ledger_id, bitmap in deleted.bitmaps())
-
-
 def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, unknown: bytes) -> bytes:
     # Fields are written in the order of their numbers, as in Pulsar; unknown fields have the highest numbers.
     if unknown:
@@ -276,12 +273,8 @@ def _deleted(
 ) -> DeletedRanges:
     if len(rows.lower_ledger) or isinstance(message, ManagedCursorInfo):
         return resolve(rows, ledgers, record_bytes=record_bytes)
-    return _deleted_of_words(message.individual_deleted_message_ranges)
-
-
-def _deleted_of_words(lists: Iterable[LongListMap]) -> DeletedRanges:
     deleted, ledger_ids = DeletedRanges(), set()
-    for index, each in enumerate(lists):
+    for index, each in enumerate(message.individual_deleted_message_ranges):
         if each.key < 0 or each.key in ledger_ids:
             expected = "a ledger id of 0 or more, each once"
             raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found=each.key)
