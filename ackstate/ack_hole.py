@@ -37,40 +37,23 @@ if TYPE_CHECKING:
 
 
 class AckEffect(NamedTuple):
-    """The effect of an ack.
+    """The effect of an ack."""
 
-    Attributes:
-        record_bytes: Change of ``DeletedRanges.record_bytes``; negative if it shrinks.
-        range_count: Change of ``DeletedRanges.range_count``; negative if it shrinks.
-        mark_delete_advance: Number of entries over which the mark-delete position moves, including entries that were
-            already acked.
-    """
-
-    record_bytes: int
-    range_count: int
-    mark_delete_advance: int
+    record_bytes: int  # change of ``DeletedRanges.record_bytes``; negative if it shrinks
+    range_count: int  # change of ``DeletedRanges.range_count``; negative if it shrinks
+    mark_delete_advance: int  # entries over which the mark-delete position moves, those already acked included
 
 
 class AckHole(NamedTuple):
-    """A hole, and the effect of acking all of it.
-
-    Attributes:
-        ledger_id: Its ledger.
-        first: Its first entry (inclusive).
-        end: Its end (exclusive).
-        freed_bytes: Decrease of ``DeletedRanges.record_bytes``; negative if it grows.
-        freed_ranges: Decrease of ``DeletedRanges.range_count``; negative if it grows.
-        mark_delete_after: The mark-delete position after the ack.
-        mark_delete_advance: Number of entries over which it moves, including entries that were already acked.
-    """
+    """A hole, and the effect of acking all of it."""
 
     ledger_id: int
-    first: int
-    end: int
-    freed_bytes: int
-    freed_ranges: int
+    first: int  # inclusive
+    end: int  # exclusive
+    freed_bytes: int  # decrease of ``DeletedRanges.record_bytes``; negative if it grows
+    freed_ranges: int  # decrease of ``DeletedRanges.range_count``; negative if it grows
     mark_delete_after: Position
-    mark_delete_advance: int
+    mark_delete_advance: int  # entries over which it moves, those already acked included
 
     @property
     def first_position(self) -> Position:
@@ -94,15 +77,7 @@ class AckHole(NamedTuple):
 
 
 def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckHole | None:
-    """Return the hole that contains an entry; None if it is acked, not in the log, or above the highest acked entry.
-
-    Raises:
-        ValueError: An id is out of range.
-        TypeError: An id is not an integer.
-
-    Complexity: a rank and two select queries; in the lowest hole O(log run length) further range queries for each
-    ledger that the mark-delete position would enter. Independent of the number of ranges.
-    """
+    """Return the hole that contains an entry; None if it is acked, not in the log, or above the highest acked entry."""
     ledger_id, entry_id = position = check_position(position)
     bitmap = deleted.entries(ledger_id)
     if position <= mark_delete or position not in ledgers or entry_id in bitmap:
@@ -120,10 +95,7 @@ def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark
 
 
 def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> Iterator[AckHole]:
-    """Yield every hole, in order of position.
-
-    Complexity: O(holes), and bitmap operations over each ledger with holes.
-    """
+    """Yield every hole, in order of position."""
     highest = deleted.last_range()
     if highest is None:
         return
@@ -140,15 +112,7 @@ def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> 
 
 
 def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
-    """Return the effect of acking one entry now; zero if it is acked.
-
-    Raises:
-        InvalidPositionError: The log does not have the entry, and it is not acked.
-        ValueError: An id is out of range.
-        TypeError: An id is not an integer.
-
-    Complexity: as `hole_at`.
-    """
+    """Return the effect of acking one entry now; zero if it is acked, `InvalidPositionError` if the log lacks it."""
     position = check_position(position, entry_id_min=0)
     if position <= mark_delete or position in deleted:
         return AckEffect(0, 0, 0)
@@ -157,10 +121,7 @@ def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, m
 
 
 def stretch_effect(stretch: Run, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
-    """Return the effect of acking a run of unacked entries of the log now.
-
-    Complexity: as `hole_at`.
-    """
+    """Return the effect of acking a run of unacked entries of the log now."""
     return _Ackable(deleted, ledgers, mark_delete).effect(stretch)[0]
 
 

@@ -61,10 +61,7 @@ async def finished(awaited: Awaitable[_T]) -> _T:
 
 @final
 class Workers:
-    """The threads of one store: one that appends publications, and some for everything else that may block.
-
-    To be used in one event loop.
-    """
+    """The threads of one store, for one event loop: one that appends publications, some for all else that blocks."""
 
     def __init__(self) -> None:
         self.persisting = asyncio.Lock()  # held while cursors are persisted or deleted, or a log is trimmed
@@ -74,10 +71,7 @@ class Workers:
         self.is_closed = False
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
-        """Call a function in a thread, and return its result. A cancelled caller still waits for its end.
-
-        The outcome is lost then. After `close` nothing is called any more: `TopicClosedError`.
-        """
+        """Call a function in a thread, and return its result; a cancelled caller waits for its end, too."""
         if self.is_closed:
             raise TopicClosedError("the topics of this store are closed")
         loop = asyncio.get_running_loop()
@@ -451,7 +445,13 @@ class AsyncTopic:
                 each.positions.cancel()
             raise
         else:
-            _answer(requests, outcome)
+            at = 0
+            for each in requests:
+                if isinstance(outcome, AckStateError):
+                    each.positions.set_exception(copy(outcome))
+                else:
+                    each.positions.set_result(list(outcome[at : at + len(each.messages)]))
+                    at += len(each.messages)
 
     async def _prepare(self, messages: CheckedMessages) -> Publication:
         now_ms = self.clock()
@@ -459,17 +459,6 @@ class AsyncTopic:
         if self.topic.prepares_at_once(len(messages), now_ms=now_ms):
             return prepare()
         return await self.workers.run(prepare)
-
-
-def _answer(requests: Sequence[_Request], outcome: Sequence[Position] | AckStateError) -> None:
-    at = 0
-    for request in requests:
-        if isinstance(outcome, AckStateError):
-            request.positions.set_exception(copy(outcome))
-        else:
-            end = at + len(request.messages)
-            request.positions.set_result(list(outcome[at:end]))
-            at = end
 
 
 @final

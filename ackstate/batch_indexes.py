@@ -76,7 +76,8 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         mask = self._mask(*position)
         if not mask:
             raise KeyError(position)
-        return _words_of(mask)
+        count = -(-mask.bit_length() // _WORD_BITS)
+        return struct.unpack(f"<{count}q", mask.to_bytes(count * 8, "little"))
 
     def __contains__(self, position: object) -> bool:
         if not isinstance(position, tuple):
@@ -93,14 +94,9 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return f"<BatchIndexes of {len(self)} partly acked batches>"
 
     def ack(self, position: Position, unacked_words: Iterable[int]) -> bool:
-        """Ack messages of one batch, and return whether the batch is now completely acked.
+        """Ack all messages of one batch but some, and return whether no message is left unacked.
 
-        Args:
-            position: The batch's entry, which must not be acked as a whole.
-            unacked_words: The messages that this ack leaves unacked.
-
-        Returns:
-            True if no message is left: the batch is removed, and the caller must ack its entry.
+        Then the batch is removed, and the caller must ack its entry, which must not have been acked as a whole before.
 
         Raises:
             ValueError: An id is out of range, the entry id is -1, or a word does not fit signed 64 bits.
@@ -108,23 +104,25 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
         Complexity: O(words); plus O(log ledgers) for the first batch of a ledger.
         """
-        check_position(position, entry_id_min=0)
-        ledger_id, entry_id = map(index, position)
-        unacked = _mask_of(unacked_words)
+        ledger_id, entry_id = check_position(position, entry_id_min=0)
+        words = [_checked(word) for word in unacked_words]
+        unacked = int.from_bytes(struct.pack(f"<{len(words)}q", *words), "little")
         held = self._mask(ledger_id, entry_id)
         if held:
             unacked &= held
-        if unacked:
-            self._hold(ledger_id, entry_id, unacked)
-        else:
+        if not unacked:
             self.discard(Position(ledger_id, entry_id))
-        return not unacked
+            return True
+        ledger = self.by_ledger.get(ledger_id)
+        if ledger is None:
+            insort(self._ledger_ids, ledger_id)
+            ledger = self.by_ledger[ledger_id] = _LedgerBatches({}, BitMap())
+        ledger.unacked[entry_id] = unacked
+        ledger.entry_ids.add(entry_id)
+        return False
 
     def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> bool:
-        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are removed.
-
-        Complexity: as `ack`, then as `remove_at_most`.
-        """
+        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are removed."""
         complete = self.ack(position, unacked_words)
         ledger_id, entry_id = map(index, position)
         self.remove_at_most(Position(ledger_id, entry_id - 1))
@@ -146,26 +144,17 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             self._forget_ledgers(at, at + 1)
 
     def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
-        """Remove the batches of one ledger that are among some entries, which were acked as wholes.
-
-        Complexity: O(removed batches), and one bitmap operation.
-        """
+        """Remove the batches of one ledger that are among some entries, which were acked as wholes."""
         for position in self.among(ledger_id, entry_ids):
             self.discard(position)
 
     def among(self, ledger_id: int, entry_ids: BitMap) -> list[Position]:
-        """Return those batches of one ledger that are among some entries, in order.
-
-        Complexity: O(returned batches), and one bitmap operation.
-        """
+        """Return those batches of one ledger that are among some entries, in order."""
         ledger = self.by_ledger.get(ledger_id)
         return [Position(ledger_id, entry_id) for entry_id in ledger.entry_ids & entry_ids] if ledger else []
 
     def remove_at_most(self, position: Position) -> int:
-        """Remove every batch at or below a position and return their number.
-
-        Args:
-            position: Stored or not; entry -1 removes only the ledgers below.
+        """Remove every batch at or below a position and return their number; entry -1 removes only the ledgers below.
 
         Raises:
             ValueError: An id is out of range.
@@ -173,8 +162,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
 
         Complexity: O(removed batches), O(log ledgers) and one bitmap operation.
         """
-        check_position(position)
-        ledger_id, entry_id = map(index, position)
+        ledger_id, entry_id = check_position(position)
         below = bisect_left(self._ledger_ids, ledger_id)
         forgotten = self._forget_ledgers(0, below)
         if ledger_id not in self.by_ledger:
@@ -203,14 +191,6 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         ledger = self.by_ledger.get(ledger_id)
         return ledger.unacked.get(entry_id, 0) if ledger else 0
 
-    def _hold(self, ledger_id: int, entry_id: int, mask: int) -> None:
-        ledger = self.by_ledger.get(ledger_id)
-        if ledger is None:
-            insort(self._ledger_ids, ledger_id)
-            ledger = self.by_ledger[ledger_id] = _LedgerBatches({}, BitMap())
-        ledger.unacked[entry_id] = mask
-        ledger.entry_ids.add(entry_id)
-
     def _forget_ledgers(self, first: int, end: int) -> int:
         ledger_ids = self._ledger_ids[first:end]
         del self._ledger_ids[first:end]
@@ -225,11 +205,6 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             assert all(mask > 0 for mask in unacked.values())
 
 
-def _mask_of(words: Iterable[int]) -> int:
-    checked = [_checked(word) for word in words]
-    return int.from_bytes(struct.pack(f"<{len(checked)}q", *checked), "little")
-
-
 def _checked(word: int) -> int:
     try:
         number = index(word)
@@ -238,11 +213,6 @@ def _checked(word: int) -> int:
     if not _WORD_MIN <= number <= _WORD_MAX:
         raise ValueError(f"words of unacked indexes must fit signed 64 bits, got {number}")
     return number
-
-
-def _words_of(mask: int) -> tuple[int, ...]:
-    count = -(-mask.bit_length() // _WORD_BITS)
-    return struct.unpack(f"<{count}q", mask.to_bytes(count * 8, "little"))
 
 
 NO_BATCHES = BatchIndexes()

@@ -15,15 +15,7 @@ LONG_MIN = -LONG_MAX - 1
 
 
 def integer(name: str, number: int) -> int:
-    """Return a number as a plain integer.
-
-    Args:
-        name: The caller's name for the number.
-        number: Any integer type, such as numpy's.
-
-    Raises:
-        TypeError: It is not an integer; booleans are refused.
-    """
+    """Return a number of any integer type, such as numpy's, as a plain integer; booleans are refused."""
     try:
         if not isinstance(number, bool):
             return index(number)
@@ -34,39 +26,25 @@ def integer(name: str, number: int) -> int:
 
 def check_count(name: str, value: object, *, least: int) -> None:
     """Refuse a setting that is a boolean or not an integer (`TypeError`), or below the least (`ValueError`)."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_within(name, value, least=least, most=None)
 
 
-def check_within(name: str, value: object, *, least: int, most: int, unit: str = "") -> None:
+def check_within(name: str, value: object, *, least: int, most: int | None, unit: str = "") -> None:
     """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
-    if not least <= value <= most:
+    if most is None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and not least <= value <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {value}")
 
 
 def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:
-    """Return the known word closest to another, empty if none is close.
-
-    >>> closest("flush_intervall", ["flush_interval_ms", "keep"])
-    'flush_interval_ms'
-
-    Args:
-        word: The other word.
-        known: The words to choose from.
-        likeness_min: The least similarity, from 0 to 1, as in `difflib`.
-    """
+    """Return the known word closest to another, with at least a likeness of 0 to 1; empty if there is none."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=likeness_min)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown word, empty if no known word is close.
-
-    >>> f"unknown key 'kep'{did_you_mean('kep', ['keep', 'format'])}"
-    "unknown key 'kep'; did you mean 'keep'?"
-    """
+    """Return the end of an error about an unknown word, empty if no known word is close."""
     meant = closest(word, known)
     return f"; did you mean {meant!r}?" if meant else ""

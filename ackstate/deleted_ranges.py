@@ -26,13 +26,13 @@ from array import array
 from bisect import bisect_left, bisect_right
 from itertools import chain
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import google_crc32c
 from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around, run_end
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import check_version, corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
 
 if TYPE_CHECKING:
@@ -116,10 +116,9 @@ class DeletedRanges:
 
     @classmethod
     def from_bitmaps(cls, bitmaps: Iterable[tuple[int, BitMap]]) -> DeletedRanges:
-        """Return the ranges of ledgers, in order and each once, given their acked entries.
+        """Return the ranges of ledgers, in order and each once, given their acked entries, none or some.
 
-        Args:
-            bitmaps: Ownership passes to the ranges: the caller must not use them again. Empty bitmaps are ignored.
+        Ownership of the bitmaps passes to the ranges: the caller must not use them again.
 
         Raises:
             ValueError: A ledger id is out of range or does not rise.
@@ -143,28 +142,24 @@ class DeletedRanges:
             UnsupportedVersionError: Another version wrote them.
         """
         if len(data) < _HEADER.size + _CHECKSUM.size:
-            _corrupt(0, f"at least {_HEADER.size + _CHECKSUM.size} bytes", f"{len(data)} bytes", "ranges")
+            corrupt("ranges", 0, f"at least {_HEADER.size + _CHECKSUM.size} bytes", f"{len(data)} bytes")
         magic, version, count = _HEADER.unpack_from(data)
         if magic != _MAGIC:
-            _corrupt(0, _MAGIC, magic, "ranges")
-        if version not in (0, _VERSION):  # 0 is none, so such bytes are damaged
-            raise UnsupportedVersionError(f"ranges have version {version}; this release reads version {_VERSION}")
+            corrupt("ranges", 0, _MAGIC, magic)
+        check_version(version, _VERSION, what="ranges")
         end = len(data) - _CHECKSUM.size
         (expected,), computed = _CHECKSUM.unpack_from(data, end), google_crc32c.value(data[:end])
         if computed != expected:
-            _corrupt(end, f"checksum {computed:#010x}", f"{expected:#010x}", "ranges")
+            corrupt("ranges", end, f"checksum {computed:#010x}", f"{expected:#010x}")
         if not version:
-            _corrupt(4, f"version {_VERSION}", version, "ranges")
+            corrupt("ranges", 4, f"version {_VERSION}", version)
         bitmaps, offset = decode_blocks(data, _HEADER.size, end, count, what="ranges")
         if offset != end:
-            _corrupt(offset, "the checksum", f"{end - offset} bytes more", "ranges")
+            corrupt("ranges", offset, "the checksum", f"{end - offset} bytes more")
         return cls.from_bitmaps(bitmaps)
 
     def to_bytes(self) -> bytes:
-        """Return the ranges as bytes, each ledger as in a native record, with a checksum.
-
-        Complexity: O(bytes held).
-        """
+        """Return the ranges as bytes, each ledger as in a native record, with a checksum. O(bytes held)."""
         header = _HEADER.pack(_MAGIC, _VERSION, len(self._bitmaps))
         encoded = header + b"".join(map(encode_block, self._ledger_ids, self._bitmaps))
         return encoded + _CHECKSUM.pack(google_crc32c.value(encoded))
@@ -213,10 +208,7 @@ class DeletedRanges:
                 yield Run(ledger_id, first, last + 1)
 
     def run_containing(self, position: Position) -> Run | None:
-        """Return the run that contains a position, or None if it is not acked.
-
-        Complexity: O(log run length) range queries.
-        """
+        """Return the run that contains a position, or None if it is not acked. O(log run length) range queries."""
         ledger_id, entry_id = position
         bitmap = self.entries(ledger_id)
         if not 0 <= entry_id <= ENTRY_ID_MAX or index(entry_id) not in bitmap:
@@ -246,10 +238,7 @@ class DeletedRanges:
         return first and last and (first[0], last[1])
 
     def cardinality(self, first: Position, last: Position) -> int:
-        """Return the number of acked entries between two positions, both inclusive.
-
-        Complexity: O(1) for each ledger between.
-        """
+        """Return the number of acked entries between two positions, both inclusive. O(1) for each ledger between."""
         if last < first:
             return 0
         low = bisect_left(self._ledger_ids, first[0])
@@ -280,7 +269,8 @@ class DeletedRanges:
     def add_valid(self, ledger_id: int, entry_id: int) -> int:
         """Ack one entry as `add`, given plain integers within their bounds: they are not checked again."""
         if ledger_id != self._recent_id and not self._recall(ledger_id):
-            self._hold_none_yet(ledger_id)
+            self._recent_id, self._recent, self._recent_fixed = ledger_id, BitMap(), range_fixed_bytes(ledger_id)
+            self._insert(ledger_id, self._recent)  # empty, but not for long
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
@@ -313,17 +303,13 @@ class DeletedRanges:
         return self._add_bitmap(ledger_id, BitMap(range(first, end)))
 
     def add_entries(self, ledger_id: int, entry_ids: Iterable[int]) -> int:
-        """Ack many entries of one ledger and return the number of new ones.
+        """Ack many entries of one ledger, in any order, repeated or not, and return the number of new ones.
 
-        Args:
-            ledger_id: The ledger of all of them.
-            entry_ids: In any order, repeated or not; a `BitMap` and an ``array('I')`` are fastest.
+        A `BitMap` and an ``array('I')`` are fastest: bitmap operations over the new entries and their neighbours.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: Something is not an integer.
-
-        Complexity: bitmap operations over the new entries and their neighbours.
         """
         _check_entry(ledger_id, 0)
         return self._add_bitmap(ledger_id, bitmap_of(entry_ids))
@@ -359,10 +345,7 @@ class DeletedRanges:
         return sum(self._add_bitmap(ledger_id, bitmap) for ledger_id, bitmap in other.bitmaps())
 
     def difference_update(self, other: DeletedRanges) -> int:
-        """Remove all entries of `other` and return the number of removed ones.
-
-        Complexity: bitmap operations over the ledgers in both sets.
-        """
+        """Remove all entries of `other` and return the number of removed ones."""
         removed = 0
         for ledger_id, forgotten in list(other.bitmaps()):  # A copy, because `other` may be this set.
             held = self.entries(ledger_id)
@@ -389,10 +372,7 @@ class DeletedRanges:
             self.difference_update(lost)
 
     def remove_at_most(self, position: Position) -> int:
-        """Remove every entry at or below a position and return their number.
-
-        Args:
-            position: Acked or not; entry -1 removes only the ledgers below.
+        """Remove every entry at or below a position and return their number; entry -1 removes only the ledgers below.
 
         Raises:
             ValueError: An id is out of range.
@@ -412,11 +392,8 @@ class DeletedRanges:
         return held_before - self._entry_count
 
     def remove_lowest(self, ledger_id: int, first: int) -> int:
-        """Remove the lowest run if it starts at an entry, below which none is acked; return its end, else `first`.
-
-        Complexity: O(log run length) range queries.
-        """
-        bitmap = self._recent if ledger_id == self._recent_id else self._recall(ledger_id)
+        """Remove the lowest run if it starts at an entry, below which none is acked; return its end, else `first`."""
+        bitmap = self._recall(ledger_id)
         if first > ENTRY_ID_MAX or first not in bitmap:
             return first
         end = run_end(bitmap, first)
@@ -427,15 +404,8 @@ class DeletedRanges:
         return end
 
     def take_at_most(self, position: Position) -> DeletedRanges:
-        """Remove every entry at or below a position and return them as a separate set.
-
-        Raises:
-            As `remove_at_most`.
-
-        Complexity: bitmap operations over the removed entries.
-        """
-        check_position(position)
-        ledger_id, entry_id = position
+        """Remove every entry at or below a position and return them as a separate set; as `remove_at_most`."""
+        ledger_id, entry_id = check_position(position)
         below = bisect_left(self._ledger_ids, ledger_id)
         part = self.entries(ledger_id) & BitMap(range(entry_id + 1)) if entry_id >= 0 else _NO_ENTRIES
         whole = zip(self._ledger_ids[:below], self._bitmaps[:below], strict=True)
@@ -526,11 +496,6 @@ class DeletedRanges:
         self._ledger_ids.insert(at, ledger_id)
         self._bitmaps.insert(at, bitmap)
 
-    def _hold_none_yet(self, ledger_id: int) -> None:
-        """Add a new ledger without entries; the caller adds an entry at once."""
-        self._recent_id, self._recent, self._recent_fixed = ledger_id, BitMap(), range_fixed_bytes(ledger_id)
-        self._insert(ledger_id, self._recent)
-
     def _drop_up_to(self, last: int) -> None:
         """Remove the entries of the first ledger up to one, inclusive."""
         ledger_id, bitmap = self._ledger_ids[0], self._bitmaps[0]
@@ -589,10 +554,6 @@ def _accounting(ledger_id: int, bitmap: BitMap) -> tuple[int, int, int]:
     return len(bitmap), len(range_firsts), ranges_bytes(ledger_id, bitmap, range_firsts)
 
 
-def _corrupt(offset: int, expected: object, found: object, what: str) -> NoReturn:
-    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
-
-
 def encode_block(ledger_id: int, bitmap: BitMap) -> bytes:
     """Encode the ledger block of a bitmap, which is not changed."""
     compact = bitmap.copy()
@@ -604,41 +565,33 @@ def encode_block(ledger_id: int, bitmap: BitMap) -> bytes:
 def decode_blocks(
     data: bytes, offset: int, end: int, count: int, *, what: str = "native record"
 ) -> tuple[list[tuple[int, BitMap]], int]:
-    """Decode ledger blocks and return them with the offset after the last one.
-
-    Raises:
-        CorruptStateError: They do not lie before `end`, their ledgers do not rise, or a bitmap is none or empty.
-    """
+    """Decode ledger blocks and return them with the offset after the last one."""
     bitmaps = []
     previous = -1
     for _ in range(count):
         if (left := end - offset) < LEDGER_BLOCK.size:
-            _corrupt(offset, f"{LEDGER_BLOCK.size} bytes of ledger header", f"{left} bytes", what)
+            corrupt(what, offset, f"{LEDGER_BLOCK.size} bytes of ledger header", f"{left} bytes")
         ledger_id, size = LEDGER_BLOCK.unpack_from(data, offset)
         if not previous < ledger_id <= LEDGER_ID_MAX:
-            _corrupt(offset, f"a ledger id above {previous}", ledger_id, what)
+            corrupt(what, offset, f"a ledger id above {previous}", ledger_id)
         previous = ledger_id
         offset += LEDGER_BLOCK.size
         if (left := end - offset) < size:
-            _corrupt(offset, f"{size} bytes of bitmap", f"{left} bytes", what)
+            corrupt(what, offset, f"{size} bytes of bitmap", f"{left} bytes")
         bitmaps.append((ledger_id, decode_bitmap(data[offset : offset + size], offset, what=what)))
         offset += size
     return bitmaps, offset
 
 
 def decode_bitmap(portable: bytes, offset: int, *, what: str = "native record") -> BitMap:
-    """Decode the bitmap of a ledger block, which starts at an offset in its record.
-
-    Raises:
-        CorruptStateError: It is not a bitmap, or is empty, or bytes follow it.
-    """
+    """Decode the bitmap of a ledger block, which starts at an offset in its record."""
     try:
         bitmap = BitMap.deserialize(portable)
     except (ValueError, IndexError) as error:
-        _corrupt(offset, "a roaring bitmap", str(error), what)
+        corrupt(what, offset, "a roaring bitmap", str(error))
     # The bitmap library silently ignores bytes after the bitmap.
     if not bitmap or len(bitmap.serialize()) != len(portable):
-        _corrupt(offset, "a non-empty roaring bitmap and nothing after it", f"{len(portable)} bytes", what)
+        corrupt(what, offset, "a non-empty roaring bitmap and nothing after it", f"{len(portable)} bytes")
     return bitmap
 
 
@@ -668,18 +621,14 @@ def range_bytes(ledger_id: int, first: int, last: int) -> int:
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
-    """Return the most that acking one entry can add to the ranges' size: a separate range.
-
-    Joining an existing range costs less: it changes one end of it, by at most nine bytes.
-    """
+    """Return the most that acking one entry can add to the ranges' size: a separate range."""
+    # Joining an existing range costs less: it changes one end of it, by at most nine bytes.
     return range_bytes(ledger_id, entry_id, entry_id)
 
 
 def isolated_ranges_bytes(positions: Sequence[tuple[int, int]]) -> list[int]:
-    """Return `isolated_range_bytes` of each of some valid positions, at least one, in rising order.
-
-    Complexity: O(1) calls if the first and the last are of one ledger and take the same, as all between them do then.
-    """
+    """Return `isolated_range_bytes` of each of some valid positions, at least one, in rising order."""
+    # If the first and the last are of one ledger and take the same, all between them do.
     first, last = positions[0], positions[-1]
     lowest = isolated_range_bytes(*first)
     if first is last or (first[0] == last[0] and lowest == isolated_range_bytes(*last)):
@@ -695,10 +644,7 @@ def isolated_ranges_bytes(positions: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def firsts_bytes(firsts: BitMap) -> int:
-    """Sum `range_first_bytes` over a bitmap of first entries.
-
-    Complexity: one rank query for each change of a varint's length between the lowest and the highest.
-    """
+    """Sum `range_first_bytes` over a bitmap of first entries."""
     return _varints_bytes(firsts, 1) + (MINUS_ONE_BYTES - 1) * (0 in firsts)
 
 
@@ -722,10 +668,7 @@ def _varints_bytes(entry_ids: BitMap, less: int) -> int:
 
 
 def ranges_bytes(ledger_id: int, bitmap: BitMap, firsts: BitMap) -> int:
-    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run.
-
-    Complexity: O(1) queries if all entries have varints of one length, else as `firsts_bytes`.
-    """
+    """Return the size of all ranges of a ledger, given its acked entries and the first entry of each run."""
     if not firsts:
         return 0
     lowest, entry_bytes = bitmap.min(), VARINT_BYTES[bitmap.max().bit_length()]

@@ -35,29 +35,23 @@ class DeliveryRuler:
     A position is *old* for an age if it is at or below `old_up_to` of that age, else *young*. Times are milliseconds of
     any clock, possibly negative. Not safe for concurrent mutation.
 
-    **Few marks for any traffic.** If there are more than `marks_max`, they are thinned. Let D be `marks_max` // 64. A
-    mark of age a, relative to the newest mark, is in a cell of w ms, where w is the largest power of two that is at
-    most a / D, or 1; only the last mark of a cell stays. The positions of a dropped mark then count as sent at the time
-    of the next mark: later, so no position becomes old too early. Cells start at multiples of w. So, as marks age, two
-    cells merge into one, and a mark passes its positions on only within a cell that always contained it. If cells were
-    counted back from the newest mark, they would move with it, and positions could be passed on for ever and never
-    become old.
-
-    **How late.** A position sent t ms ago counts as sent at most t / D ms later than it was. So it becomes old at most
-    D / (D - 1) times the age, plus one ms, after it was sent; exactly at the age if no mark was dropped.
-
-    **How many marks are left.** Ages below 2D have a cell for each ms. Every doubling of the age above is D cells long
-    and touches at most D + 1, so there are at most 2D + k * (D + 1) marks of ages below 2D * 2**k. At most the newest
-    7/8 of `marks_max` marks are kept, so that a record costs amortised O(1). For ages beyond these marks, more than 4
-    years with 128 marks and 2,000 with 256, `old_up_to` may be later still, or None.
-
-    Args:
-        marks_max: Most marks stored; at least 128. More marks are finer, because D grows.
+    At most `marks_max` marks are stored, 128 or more. Beyond that they are thinned: a position sent t ms ago counts as
+    sent up to t / D ms later than it was, with D = `marks_max` // 64, so none becomes old too early.
 
     Raises:
         ValueError: `marks_max` is below 128.
         TypeError: `marks_max` is not an integer.
     """
+
+    # Why thinning is late by little. A mark of age a, relative to the newest, is in a cell of w ms: the largest power
+    # of two that is at most a / D, or 1. Only the last mark of a cell stays, and the positions of the others count as
+    # sent at its time. Cells start at multiples of w: as marks age, two cells merge into one, so a mark passes its
+    # positions on only within a cell that always contained it. Counted back from the newest mark, cells would move with
+    # it, and positions could be passed on for ever. So a position becomes old at most D / (D - 1) times the age, plus
+    # one ms, after it was sent. How many marks are left: ages below 2D have a cell for each ms, each doubling above
+    # touches at most D + 1, which makes 2D + k * (D + 1) below 2D * 2**k. The newest 7/8 of `marks_max` are kept, so
+    # that a record costs amortised O(1); for ages beyond, 4 years with 128 marks, 2,000 with 256, `old_up_to` may be
+    # later, or None.
 
     def __init__(self, *, marks_max: int = 256) -> None:
         self._marks_max = integer("marks_max", marks_max)
@@ -89,19 +83,14 @@ class DeliveryRuler:
         return f"<DeliveryRuler of {self.mark_count} marks>"
 
     def record(self, position: Position, now_ms: int) -> None:
-        """Record that dispatch has sent everything up to a position, inclusive, by now.
+        """Record that dispatch has sent everything up to a position, inclusive, by now. Amortised O(1).
 
-        Args:
-            position: No-op if it is at or below the last mark's: a redelivery, or a delayed message sent after later
-                ones. Its part of the log was dispatched before.
-            now_ms: If below the last mark's time, because a clock went back, that time counts: later, so younger, so
-                safe.
+        A position at or below the last mark's changes nothing: it is a redelivery, or a delayed message. If the clock
+        went back, the last mark's time counts: later, so younger, so safe.
 
         Raises:
             ValueError: An id is out of range.
             TypeError: An id or the time is not an integer.
-
-        Complexity: amortised O(1).
         """
         check_position(position)
         now_ms = integer("now_ms", now_ms)
@@ -116,14 +105,7 @@ class DeliveryRuler:
             self._thin()
 
     def record_many(self, positions: Sequence[Position], times_ms: Sequence[int]) -> None:
-        """Record when dispatch had sent everything up to some positions, like `record` for each.
-
-        Args:
-            positions: Strictly rising, each a result of `check_position`: they are not checked again.
-            times_ms: The same number of integers, strictly rising.
-
-        Complexity: amortised O(1) for each, with a small constant for those that thinning drops again.
-        """
+        """Do as `record` for each of some valid positions, strictly rising like their times, which are not checked."""
         begin = 0
         if self._times:
             begin = bisect_right(positions, self._positions[-1])
@@ -143,13 +125,11 @@ class DeliveryRuler:
         """Return the highest position up to which everything was certainly sent at least `age_ms` ago, or None.
 
         For one age it never goes back while time does not: an answer stays true, so it is stored, for the 32 ages that
-        were queried last, in case its mark is dropped.
+        were queried last, in case its mark is dropped. O(log marks).
 
         Raises:
             ValueError: The age is negative.
             TypeError: The age or the time is not an integer.
-
-        Complexity: O(log marks).
         """
         age_ms, now_ms = integer("age_ms", age_ms), integer("now_ms", now_ms)
         if age_ms < 0:
@@ -165,18 +145,9 @@ class DeliveryRuler:
         return found
 
     def set_back(self, by_ms: int) -> None:
-        """Move every mark back in time, like a clock that was set back; their ages do not change.
+        """Move every mark back in time by 0 ms or more, like a clock that was set back; their ages do not change.
 
         Cells do not move, so the positions of a mark may be passed on once more than stated above.
-
-        Args:
-            by_ms: The distance; 0 or more.
-
-        Raises:
-            ValueError: It is negative.
-            TypeError: It is not an integer.
-
-        Complexity: O(marks).
         """
         check_count("by_ms", by_ms, least=0)
         self._times = [time - by_ms for time in self._times]

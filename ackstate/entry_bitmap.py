@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
-    """Collect entry ids; refuse fractions and numbers out of range, which a bitmap would silently change.
-
-    Raises:
-        ValueError: An id is outside 0..2**32 - 1.
-        TypeError: An element is not an integer.
-    """
+    """Collect entry ids; refuse fractions and numbers out of range, which a bitmap would silently change."""
     if isinstance(entry_ids, BitMap):
         return entry_ids
     if isinstance(entry_ids, range):
@@ -43,7 +38,10 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     try:
         numbers = np.asarray(memoryview(entry_ids))  # type: ignore[arg-type]
     except TypeError:
-        return _collected(entry_ids)
+        try:
+            return _bitmap_of_row(np.frombuffer(array("I", entry_ids), np.uint32))
+        except OverflowError as error:
+            raise ValueError(f"entry ids must be in 0..{ENTRY_ID_MAX}: {error}") from None
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise TypeError(
             f"entry ids must be one dimension of integers, got {numbers.ndim} dimensions of {numbers.dtype}"
@@ -51,13 +49,6 @@ def bitmap_of(entry_ids: Iterable[int]) -> BitMap:
     if numbers.size and not (numbers.dtype.kind == "u" and numbers.itemsize <= _ID_BYTES):
         _check_ends(int(numbers.min()), int(numbers.max()))
     return _bitmap_of_row(numbers.astype(np.uint32, copy=False))
-
-
-def _collected(entry_ids: Iterable[int]) -> BitMap:
-    try:
-        return _bitmap_of_row(np.frombuffer(array("I", entry_ids), np.uint32))
-    except OverflowError as error:
-        raise ValueError(f"entry ids must be in 0..{ENTRY_ID_MAX}: {error}") from None
 
 
 def _check_ends(lowest: int, highest: int) -> None:
@@ -99,14 +90,15 @@ def _bitmap_of_ids(entry_ids: Sequence[int]) -> BitMap:
 
 
 def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]) -> dict[int, BitMap]:
-    """Return the same for positions that may be invalid, or for an array of integers (ledger id, entry id).
-
-    Raises:
-        TypeError: It is not a list of positions or such an array, or an id is not an integer.
-        ValueError: An id is out of range.
-    """
+    """Return the same for positions that may be invalid, or for an array of integers (ledger id, entry id)."""
     if not isinstance(positions, np.ndarray):
-        return _checked_list(positions)
+        try:
+            ledger_ids, entry_ids = zip(*positions, strict=True)
+            if (found := _of_columns(ledger_ids, entry_ids)) is not None:
+                return found
+        except (TypeError, ValueError):
+            pass
+        return bitmaps_of(checked_positions(positions))
     if positions.ndim != 2 or positions.shape[1] != 2 or positions.dtype.kind not in "iu":
         raise TypeError(
             f"positions must be an array of integers of shape (entries, 2), got {positions.dtype} of {positions.shape}"
@@ -124,16 +116,6 @@ def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]
     if lowest == highest:
         return {lowest: _bitmap_of_row(rows)}
     return {each: _bitmap_of_row(rows[ledger_ids == each]) for each in np.unique(ledger_ids).tolist()}
-
-
-def _checked_list(positions: Collection[Position]) -> dict[int, BitMap]:
-    try:
-        ledger_ids, entry_ids = zip(*positions, strict=True)
-        if (found := _of_columns(ledger_ids, entry_ids)) is not None:
-            return found
-    except (TypeError, ValueError):
-        pass
-    return bitmaps_of(checked_positions(positions))
 
 
 def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap] | None:
@@ -176,12 +158,7 @@ def runs_of(bitmap: BitMap) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint
 def bitmap_of_runs(
     first: npt.NDArray[np.integer], last: npt.NDArray[np.integer], *, is_optimized: bool = True
 ) -> BitMap:
-    """Return the entries of rising, disjoint runs, given the first and the last of each, both inclusive.
-
-    Unless `is_optimized`, they have the form of entries that are added one by one.
-
-    Complexity: O(runs), and up to 32 entries in each.
-    """
+    """Return the entries of rising, disjoint runs, by the first and the last of each; as if added, or optimized."""
     further = last - first
     wide = np.flatnonzero(further >= _NARROW)
     width = further + 1
@@ -196,19 +173,13 @@ def bitmap_of_runs(
 
 
 def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:
-    """Return the begin (inclusive) and the end (exclusive) of the run that contains an entry, which must be set.
-
-    Complexity: O(log run length) range queries.
-    """
+    """Return the begin (inclusive) and the end (exclusive) of the run that contains an entry, which must be set."""
     before = _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
     return entry_id - before, run_end(bitmap, entry_id)
 
 
 def run_end(bitmap: BitMap, entry_id: int) -> int:
-    """Return the end (exclusive) of the run that contains an entry, which must be set.
-
-    Complexity: O(log run length) range queries.
-    """
+    """Return the end (exclusive) of the run that contains an entry, which must be set."""
     end = entry_id + 1
     if end > ENTRY_ID_MAX or end not in bitmap:
         return end
@@ -216,10 +187,8 @@ def run_end(bitmap: BitMap, entry_id: int) -> int:
 
 
 def _gallop(*, limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest length up to `limit` for which `holds` is true; it is true up to there and false after.
-
-    Doubling, then halving: a run is usually far shorter than the ledger.
-    """
+    """Return the largest length up to `limit` for which `holds` is true; it is true up to there and false after."""
+    # Doubling, then halving: a run is usually far shorter than the ledger.
     good, step = 0, 1
     while good + step <= limit and holds(good + step):
         good += step

@@ -1,6 +1,7 @@
 """The errors that leave the library, besides a caller's ``ValueError`` or ``TypeError``."""
 
 import copyreg
+from typing import NoReturn
 
 
 class AckStateError(Exception):
@@ -31,6 +32,17 @@ class CorruptStateError(AckStateError):
 
 class UnsupportedVersionError(AckStateError):
     """Stored bytes have a version that this release does not read; guessing their meaning could invent acks."""
+
+
+def corrupt(what: str, offset: int, expected: object, found: object) -> NoReturn:
+    """Raise `CorruptStateError`, without the error under way as its context."""
+    raise CorruptStateError(what, offset=offset, expected=expected, found=found) from None
+
+
+def check_version(version: int, supported: int, *, what: str) -> None:
+    """Raise `UnsupportedVersionError` for another version; 0 is none, so such bytes are damaged."""
+    if version not in (0, supported):
+        raise UnsupportedVersionError(f"{what} has version {version}; this release reads version {supported}")
 
 
 class InvalidPositionError(AckStateError):

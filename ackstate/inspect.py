@@ -57,51 +57,29 @@ class CursorName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairOutcome:
-    """A cursor as it would be opened with a repair; the report of that recovery has the same numbers.
-
-    Attributes:
-        repair: Which repair.
-        records_replayed: How many records it would read.
-        record_count: How many there are in the journal that it would read; 0 if it would read none.
-        bytes_discarded: How many bytes of that journal it would discard.
-        mark_delete: Where the cursor would stand; None for "before the first message" of a log that is not in the
-            store.
-        range_count: How many individually deleted ranges it would have.
-        acks_given_up_min: Acked entries in readable records that this would forget: there may be more.
-        properties_given_up: Likewise the properties of the latest mark-delete.
-        has_unknown_properties: Whether the record with the latest of these cannot be read.
-        cursor_properties_given_up: Whether there is no record to read the cursor properties from.
-    """
+    """A cursor as it would be opened with a repair; the report of that recovery has the same numbers."""
 
     repair: Repair
-    records_replayed: int
-    record_count: int
-    bytes_discarded: int
-    mark_delete: Position | None
-    range_count: int
-    acks_given_up_min: int
-    properties_given_up: Mapping[str, int] = field(default_factory=dict)
-    has_unknown_properties: bool = False
-    cursor_properties_given_up: bool = False
+    records_replayed: int  # how many records it would read
+    record_count: int  # how many there are in the journal that it would read; 0 if it would read none
+    bytes_discarded: int  # how many bytes of that journal it would discard
+    mark_delete: Position | None  # None for "before the first message" of a log that is not in the store
+    range_count: int  # how many individually deleted ranges it would have
+    acks_given_up_min: int  # acked entries in readable records that this would forget: there may be more
+    properties_given_up: Mapping[str, int] = field(default_factory=dict)  # likewise, of the latest mark-delete
+    has_unknown_properties: bool = False  # whether the record with the latest of these cannot be read
+    cursor_properties_given_up: bool = False  # whether there is no record to read the cursor properties from
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that keeps a cursor from being opened, or makes that wrong.
+    """Something that keeps a cursor from being opened, or makes that wrong."""
 
-    Attributes:
-        what: The thing that was read.
-        offset: The first wrong byte in it.
-        expected: The right content.
-        found: The actual content.
-        repairs: Possible repairs, the one that gives up least first; may be empty.
-    """
-
-    what: str
-    offset: int
-    expected: str
-    found: str
-    repairs: tuple[RepairOutcome, ...] = ()
+    what: str  # the thing that was read
+    offset: int  # the first wrong byte in it
+    expected: str  # the right content
+    found: str  # the actual content
+    repairs: tuple[RepairOutcome, ...] = ()  # possible repairs, the one that gives up least first; may be empty
 
     def __str__(self) -> str:
         return f"{self.what}: at byte {self.offset} expected {self.expected}, found {self.found}"
@@ -109,98 +87,55 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something harmless: a remainder of a crash, which the next open ignores.
-
-    Attributes:
-        text: A description.
-        offset: Where it begins in the journal, in bytes; -1 if that makes no sense.
-        size_bytes: How large it is; 0 if that makes no sense.
-    """
+    """Something harmless: a remainder of a crash, which the next open ignores."""
 
     text: str
-    offset: int = -1
-    size_bytes: int = 0
+    offset: int = -1  # where it begins in the journal, in bytes; -1 if that makes no sense
+    size_bytes: int = 0  # how large it is; 0 if that makes no sense
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """One entry of a journal.
+    """One entry of a journal."""
 
-    Attributes:
-        sequence: Its number there, from 0.
-        offset: Where it begins, in bytes from the start of the journal.
-        size_bytes: How long it is.
-        kind: SNAPSHOT or DELTA; STATE in Pulsar's format, where each is the whole state; empty if it cannot be read.
-        epoch: Its epoch; 0 in Pulsar's format.
-        mark_delete: Its mark-delete position; None if it cannot be read.
-        entry_count: Individually deleted entries in it: in a delta those that were new.
-        range_count: In how many ranges they lie.
-        batch_count: Partly acked batches in it.
-        damage: Why it cannot be read, or does not belong at its place; empty if all is well.
-    """
-
-    sequence: int
-    offset: int
+    sequence: int  # its number there, from 0
+    offset: int  # where it begins, in bytes from the start of the journal
     size_bytes: int
-    kind: str = ""
-    epoch: int = 0
-    mark_delete: Position | None = None
-    entry_count: int = 0
-    range_count: int = 0
-    batch_count: int = 0
-    damage: str = ""
+    kind: str = ""  # SNAPSHOT, DELTA, or STATE in Pulsar's format, where each is the whole; empty if unreadable
+    epoch: int = 0  # 0 in Pulsar's format
+    mark_delete: Position | None = None  # None if it cannot be read
+    entry_count: int = 0  # individually deleted entries in it: in a delta those that were new
+    range_count: int = 0  # in how many ranges they lie
+    batch_count: int = 0  # partly acked batches in it
+    damage: str = ""  # why it cannot be read, or does not belong at its place; empty if all is well
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A cursor's value in the metadata store.
+    """A cursor's value in the metadata store."""
 
-    Attributes:
-        format: In which bytes the cursor is written.
-        format_version: Version of these bytes; None in Pulsar's format, which has no number for it.
-        metadata_version: The version for the next `put`.
-        size_bytes: How long it is.
-        cursor_ledger_id: The ledger that holds the journal; None if the state is in the record.
-        epoch: Epoch of the journal.
-        term: How often the cursor was opened.
-        mark_delete: The mark-delete position when this was written, if it has one.
-        cursor_properties: The properties attached to the cursor.
-    """
-
-    format: Format
-    format_version: int | None
-    metadata_version: int
+    format: Format  # in which bytes the cursor is written
+    format_version: int | None  # version of these bytes; None in Pulsar's format, which has no number for it
+    metadata_version: int  # the version for the next `put`
     size_bytes: int
-    cursor_ledger_id: int | None
-    epoch: int
-    term: int
-    mark_delete: Position | None
+    cursor_ledger_id: int | None  # the ledger that holds the journal; None if the state is in the record
+    epoch: int  # epoch of the journal
+    term: int  # how often the cursor was opened
+    mark_delete: Position | None  # the mark-delete position when this was written, if it has one
     cursor_properties: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class CursorInspection:
-    """One cursor.
-
-    Attributes:
-        name: Which.
-        record: Its value in the metadata store; None if there is none or it cannot be read.
-        records: The journal that the record names, in order.
-        content: The state that a recovery would begin with; None if it would refuse.
-        records_replayed: How many records that takes.
-        log_end: The last entry of the topic's message log; None if the store does not hold the log.
-        leftovers: Ledgers made in the cursor's name that its record does not name.
-        problems: Everything wrong.
-        notes: Everything harmless.
-    """
+    """One cursor."""
 
     name: CursorName
-    record: StoredRecord | None = None
-    records: tuple[JournalRecord, ...] = ()
-    content: CursorState | None = None
-    records_replayed: int = 0
-    log_end: Position | None = None
-    leftovers: tuple[int, ...] = ()
+    record: StoredRecord | None = None  # its value in the metadata store; None if there is none or it cannot be read
+    records: tuple[JournalRecord, ...] = ()  # the journal that the record names, in order
+    content: CursorState | None = None  # the state that a recovery would begin with; None if it would refuse
+    records_replayed: int = 0  # how many records that takes
+    log_end: Position | None = None  # the last entry of the topic's log; None if the store does not hold it
+    leftovers: tuple[int, ...] = ()  # ledgers made in the cursor's name that its record does not name
     problems: tuple[Problem, ...] = ()
     notes: tuple[Note, ...] = ()
 
@@ -215,11 +150,7 @@ class CursorInspection:
 def find_cursors(store: Store) -> list[CursorName]:
     """Return every cursor of a store, by path: those that have a record, and those that have ledgers only.
 
-    Raises:
-        CorruptStateError: The names cannot be read.
-        StoreError: The storage failed.
-
-    Complexity: O(cursors and ledgers).
+    Raises `CorruptStateError` if the names cannot be read, `StoreError` if the storage failed.
     """
     paths: set[str] = set()
     for topic in names_below(store, ROOT):
@@ -234,11 +165,7 @@ def find_cursors(store: Store) -> list[CursorName]:
 
 
 def inspect_store(store: Store) -> Iterator[CursorInspection]:
-    """Inspect every cursor of a store, by path.
-
-    Raises:
-        As `find_cursors`. A problem with one cursor is in its result, and the others are inspected.
-    """
+    """Inspect every cursor of a store, by path; a problem with one is in its result, other errors as `find_cursors`."""
     read_log = cache(lambda topic: message_log_ledgers(store, topic))
     for name in find_cursors(store):
         yield inspect_cursor(store, name, read_log=read_log)
@@ -247,13 +174,7 @@ def inspect_store(store: Store) -> Iterator[CursorInspection]:
 def inspect_cursor(
     store: Store, name: CursorName, *, read_log: Callable[[str], LedgerMap | None] | None = None
 ) -> CursorInspection:
-    """Inspect one cursor.
-
-    Raises:
-        StoreError: The storage failed.
-
-    Complexity: O(size of the journal and of the entries that each repair would read).
-    """
+    """Inspect one cursor; `StoreError` if the storage failed."""
     log, problems = None, []
     try:
         log = read_log(name.topic) if read_log else message_log_ledgers(store, name.topic)
@@ -302,6 +223,10 @@ class _CursorReader:
             content = found.recovered.content
             problems += self._beyond_the_log(content)
             problems += self._not_its_own(found)
+        notes = [*_notes(found, records, leftovers, is_sound=not problems)]
+        if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
+            # Someone is deleting it, or a crash has interrupted that.
+            notes.insert(0, Note("the subscription was deleted; the next open or deletion removes the rest of it"))
         return CursorInspection(
             self._name,
             self._record,
@@ -311,13 +236,8 @@ class _CursorReader:
             None if self._log is None else self._log.last_confirmed,
             leftovers,
             tuple(problems),
-            (*self._deletion(), *_notes(found, records, leftovers, is_sound=not problems)),
+            tuple(notes),
         )
-
-    def _deletion(self) -> Iterator[Note]:
-        """Yield a note if the subscription is being deleted, or a crash has interrupted that."""
-        if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
-            yield Note("the subscription was deleted; the next open or deletion removes the rest of it")
 
     def _found(self) -> tuple[StoredCursor | None, list[Problem]]:
         try:

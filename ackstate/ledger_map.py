@@ -150,10 +150,7 @@ class LedgerMap:
         return iter(self.current.ids)
 
     def ledgers_between(self, lower_ledger_id: int, upper_ledger_id: int) -> list[int]:
-        """Return the ledgers above the lower id and below the upper one, in order; both may be unknown.
-
-        Complexity: O(log ledgers + returned ledgers).
-        """
+        """Return the ledgers above the lower id and below the upper one, in order; both may be unknown."""
         ids = self.current.ids
         return ids[bisect_right(ids, lower_ledger_id) : bisect_left(ids, upper_ledger_id)]
 
@@ -269,23 +266,16 @@ class LedgerMap:
 
 @final
 class _Ledgers:
-    """The ledgers from one roll or trim to the next, so that a reader's ids and counts belong together.
-
-    Only the count of the open ledger changes.
-
-    Attributes:
-        ids: They rise strictly.
-        starts: For each, the number of entries in all ledgers before it, counted from the first ledger of all time, so
-            that a trim need not change it.
-        open_id: The last one.
-        open_count: Its entries.
-    """
+    """The ledgers from one roll or trim to the next, so that a reader's ids and counts belong together."""
 
     __slots__ = ("ids", "open_count", "open_id", "starts")
 
     def __init__(self, ids: list[int], starts: list[int], open_count: int = 0) -> None:
-        self.ids, self.starts, self.open_count = ids, starts, open_count
+        self.ids = ids  # rising
+        # Of each, the entries in all ledgers before it, from the first ledger of all time, so that a trim changes none.
+        self.starts = starts
         self.open_id = ids[-1]
+        self.open_count = open_count  # all that ever changes
 
     @property
     def end(self) -> int:

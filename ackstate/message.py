@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from operator import index as operator_index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 
-from ackstate.errors import CorruptStateError
+from ackstate.checks import check_within
+from ackstate.errors import corrupt
 from ackstate.wire.native import Reader, check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
@@ -84,11 +86,8 @@ class Message(_Fields):
         return hash(self[:5])  # The properties are equal if they are to be equal, and cannot be hashed.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _from_fields, tuple(map(_plain, self))
-
-
-def _from_fields(*fields: Any) -> Message:
-    return Message(fields[0], **dict(zip(_Fields._fields[1:], fields[1:], strict=True)))
+        named: dict[str, Any] = {name: _plain(value) for name, value in zip(self._fields[1:], self[1:], strict=True)}
+        return partial(Message, **named), (self.payload,)
 
 
 def _plain(value: object) -> object:
@@ -104,14 +103,7 @@ class CheckedMessages(tuple[Message, ...]):
 
 
 def checked_messages(messages: Sequence[Message]) -> CheckedMessages:
-    """Return messages that can be stored: a list of `Message`, each field of its type and in its range.
-
-    Raises:
-        TypeError: Something is of another type.
-        ValueError: A number is out of range, or a property is too long.
-
-    Complexity: O(messages), and O(1) if they have been checked.
-    """
+    """Return messages that can be stored: a list of `Message`, each field of its type and in its range."""
     if type(messages) is CheckedMessages:
         return messages
     if isinstance(messages, Message):
@@ -139,10 +131,13 @@ def checked_messages(messages: Sequence[Message]) -> CheckedMessages:
 
 def _check_fields(message: Message) -> None:
     payload, key, deliver_at_ms, publish_time_ms, message_count, properties = message
-    _check_number("publish_time_ms", publish_time_ms, "milliseconds", least=0, end=_TIME_MS_END)
-    unit = f"milliseconds, {NO_DELAY} for no delay"
-    _check_number("deliver_at_ms", deliver_at_ms, unit, least=-_TIME_MS_END, end=_TIME_MS_END)
-    _check_number("message_count", message_count, "messages", least=1, end=_COUNT_END)
+    for name, number, unit, least, end in (
+        ("publish_time_ms", publish_time_ms, "milliseconds", 0, _TIME_MS_END),
+        ("deliver_at_ms", deliver_at_ms, f"milliseconds, {NO_DELAY} for no delay", -_TIME_MS_END, _TIME_MS_END),
+        ("message_count", message_count, "messages", 1, _COUNT_END),
+    ):
+        is_whole = isinstance(number, SupportsIndex) and not isinstance(number, bool)  # numpy's are
+        check_within(name, operator_index(number) if is_whole else number, least=least, most=end - 1, unit=unit)
     _check_bytes("payload", payload)
     if key is not None:
         _check_bytes("key", key)
@@ -151,15 +146,6 @@ def _check_fields(message: Message) -> None:
     if not isinstance(properties, Mapping):
         raise TypeError(f"properties must be a mapping of text to text, got {_shown(properties)}")
     check_properties_fit(properties, called="message property")
-
-
-def _check_number(name: str, value: object, unit: str, *, least: int, end: int) -> None:
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-            raise TypeError(f"{name} must be a whole number of {unit}, got {value!r}")
-        value = operator_index(value)
-    if not least <= value < end:
-        raise ValueError(f"{name} must be in {least}..{end - 1}, got {value}")
 
 
 def _check_bytes(name: str, value: object) -> None:
@@ -192,11 +178,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_messages(runs: Iterable[tuple[int, Iterable[bytes]]]) -> Iterator[Message]:
-    """Yield the messages of entries.
-
-    Raises:
-        CorruptStateError: An entry is not a message.
-    """
+    """Yield the messages of entries; `CorruptStateError` for one that is no message."""
     new, unpack, plain_size = tuple.__new__, _PLAIN.unpack_from, _PLAIN.size
     unpack_keyed, keyed_size = _KEYED.unpack_from, _KEYED.size
     for ledger_id, entries in runs:
@@ -223,12 +205,8 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
         _check_size(entry, _KEYED.size if entry.startswith(_LONG) else _PLAIN.size, ledger_id)
     magic, publish_time_ms, deliver_at_ms, message_count, key_bytes = _KEYED.unpack_from(entry)
     if key_bytes < _NO_KEY or not message_count:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=_PLAIN.size + len(_KEYED_MAGIC),
-            expected="a number of messages above 0, and of bytes of the key",
-            found=f"{message_count} and {key_bytes}",
-        )
+        expected, found = "a number of messages above 0, and of bytes of the key", f"{message_count} and {key_bytes}"
+        corrupt(f"message of ledger {ledger_id}", _PLAIN.size + len(_KEYED_MAGIC), expected, found)
     end = _KEYED.size + (key_bytes if key_bytes > 0 else 0)  # without a call
     if len(entry) < end:
         _check_size(entry, end, ledger_id)
@@ -245,9 +223,4 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
 
 def _check_size(entry: bytes, size: int, ledger_id: int) -> None:
     if len(entry) < size:
-        raise CorruptStateError(
-            f"message of ledger {ledger_id}",
-            offset=len(entry),
-            expected=f"at least {size} bytes",
-            found=f"{len(entry)} bytes",
-        )
+        corrupt(f"message of ledger {ledger_id}", len(entry), f"at least {size} bytes", f"{len(entry)} bytes")

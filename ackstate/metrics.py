@@ -139,10 +139,8 @@ class CursorCollector(Collector):
     Safe for any number of threads. A subscription or a cursor is held weakly, and is exported until it is closed. A
     cursor whose numbers cannot be read is counted in ``ackstate_cursors_unreadable``; the others are exported.
 
-    A scrape may overlap with any other call, publishes and trims included.
-
-    Complexity: nothing for an ack; O(subscriptions and cursors) for a scrape, which takes the lock of each once. It
-    reads the oldest unacked message of a subscription if that is another one than at the scrape before.
+    A scrape may overlap with any other call, publishes and trims included. It costs O(subscriptions and cursors), takes
+    the lock of each once, and reads the oldest unacked message if that is another one than at the scrape before.
     """
 
     def __init__(self) -> None:
@@ -153,33 +151,24 @@ class CursorCollector(Collector):
         self._of_topics: dict[_TopicLabels, _Exported] = {}  # those of the last scrape
 
     def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
-        """Export a cursor from now on, in place of the one that was added with the same names before.
+        """Export an open cursor from now on, in place of the one that was added with the same names before.
 
-        Args:
-            cursor: Any open cursor.
-            topic: As Pulsar names it, like ``persistent://public/default/orders``. For any other text, the namespace is
-                empty and the ledger name is the text itself.
-            subscription: Any text.
+        A topic that is not named like ``persistent://public/default/orders`` has no namespace, and its ledger name is
+        the text itself.
         """
-        self._add(_Exported(cursor), topic, subscription)
+        with self._lock:
+            self._exported[_labels(topic, subscription)] = _Exported(cursor)
 
     def add_subscription(self, subscription: Subscription, *, topic: str, name: str) -> None:
-        """Export a subscription and its cursor from now on, in place of those that were added with the same names.
-
-        Args:
-            subscription: Any open subscription.
-            topic: As in `add`.
-            name: The name of the subscription, any text.
-        """
-        self._add(_Exported(subscription.cursor, subscription), topic, name)
+        """Export a subscription and its cursor from now on, in place of those that were added with the same names."""
+        with self._lock:
+            self._exported[_labels(topic, name)] = _Exported(subscription.cursor, subscription)
 
     def add_topics(self, topics: Topics) -> None:
         """Export every subscription that is open in `topics`, also those that are opened later.
 
         One that is added by itself under the same names takes precedence. No-op for topics that were added before.
-
-        Args:
-            topics: Held weakly. For `AsyncTopics`, its attribute `topics`. Topics are named as in `add`.
+        They are held weakly. For `AsyncTopics`, pass its attribute `topics`.
         """
         with self._lock:
             if all(each() is not topics for each in self._topics):
@@ -192,10 +181,6 @@ class CursorCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Name what `collect` returns, without reading a cursor."""
         return _families([], unreadable=0)
-
-    def _add(self, exported: _Exported, topic: str, subscription: str) -> None:
-        with self._lock:
-            self._exported[_labels(topic, subscription)] = exported
 
     def _read(self) -> tuple[list[tuple[_TopicLabels, _Reading]], int]:
         """Return the numbers of those that are open, forget the others, and count those that cannot be read."""
@@ -224,7 +209,7 @@ class CursorCollector(Collector):
             for topic, name, subscription in () if topics is None else topics.open_subscriptions:
                 labels = _labels(topic, name)
                 exported = known.get(labels)
-                if exported is None or not exported.is_of(subscription):
+                if exported is None or exported.subscription is None or exported.subscription() is not subscription:
                     exported = _Exported(subscription.cursor, subscription)
                 self._of_topics[labels] = exported
 
@@ -235,12 +220,8 @@ class _Exported:
 
     def __init__(self, cursor: ManagedCursor, subscription: Subscription | None = None) -> None:
         self._cursor = weakref.ref(cursor)
-        self._subscription = None if subscription is None else weakref.ref(subscription)
+        self.subscription = None if subscription is None else weakref.ref(subscription)
         self._oldest: tuple[Position, int] | None = None  # a position, and its publish time
-
-    def is_of(self, subscription: Subscription) -> bool:
-        """Return whether this is the subscription."""
-        return self._subscription is not None and self._subscription() is subscription
 
     def read(self) -> _Reading:
         """Return the present numbers; `CursorClosedError` if the cursor is closed or gone."""
@@ -248,9 +229,9 @@ class _Exported:
         if cursor is None:
             raise CursorClosedError("the cursor is gone")
         cursor.check_open()
-        if self._subscription is None:
+        if self.subscription is None:
             return _Reading(cursor.stats())
-        subscription = self._subscription()
+        subscription = self.subscription()
         if subscription is None:
             raise CursorClosedError("the subscription is gone")
         stats = subscription.stats()
@@ -342,8 +323,6 @@ class PublishCollector(Collector):
     """Exports `PublishCounters`, the effects of delivery-delay policies; register it with a `CollectorRegistry`.
 
     Names and labels are those that the OpenTelemetry exporter for Prometheus derives from Pulsar's.
-
-    Complexity: O(topics) for a scrape.
     """
 
     _LABELS = ("pulsar_cluster", "pulsar_namespace", "pulsar_topic")
@@ -381,8 +360,6 @@ class BacklogCollector(Collector):
     without a backlog. ``ackstate_topic_retained_ledger`` has none if the retention keeps no ledger.
 
     Safe for any number of threads. A topic whose report cannot be read is left out.
-
-    Complexity: O(topics) for a scrape, and the cost of the reports.
     """
 
     def __init__(self) -> None:
@@ -392,10 +369,8 @@ class BacklogCollector(Collector):
     def add(self, topic: str, report: Callable[[], BacklogReport]) -> None:
         """Export a topic from now on, in place of one that was added with the same name before.
 
-        Args:
-            topic: Its name; the namespace of one that is not like ``persistent://public/default/orders`` is empty.
-            report: Returns the present report. It is called in the thread that scrapes: as the log of a topic is not
-                safe for several threads, return the last report that the thread of the topic made.
+        The report is read in the thread that scrapes: as the log of a topic is not safe for several threads, return the
+        last report that the thread of the topic made.
         """
         with self._lock:
             self._reports[topic] = report

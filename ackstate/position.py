@@ -55,15 +55,7 @@ class Position(NamedTuple):
 
 
 def check_position(position: Position, *, entry_id_min: int = -1) -> Position:
-    """Refuse a position with invalid ids.
-
-    Returns:
-        The position itself if it is a `Position` of plain integers, else a converted one.
-
-    Raises:
-        TypeError: It is not a position, or an id is not an integer.
-        ValueError: An id is out of range.
-    """
+    """Return a position, converted unless it is a `Position` of plain integers; refuse one with invalid ids."""
     try:
         ledger_id, entry_id = position
     except (TypeError, ValueError):
@@ -90,14 +82,8 @@ def positions_of(ledger_id: int, entry_ids: Iterable[int]) -> Iterator[Position]
 
 
 def checked_positions(positions: Iterable[Position]) -> list[Position]:
-    """Return positions of entries as a list of `Position`s of plain integers.
-
-    Raises:
-        TypeError: It is a single position, or text; one of them is not a position, or an id is not an integer.
-        ValueError: An id is out of range.
-
-    Complexity: no call for each position, if all are valid `Position`s.
-    """
+    """Return positions of entries as a list of `Position`s of plain integers."""
+    # Without a call for each position, if all are valid.
     if isinstance(positions, Position | str | bytes):
         raise TypeError(f"positions must be a list of Position, got {positions!r}")
     if hasattr(positions, "tolist"):  # an array, whose elements would be numbers of its own types

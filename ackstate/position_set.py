@@ -165,10 +165,7 @@ class PositionSet:
         self._count += added
 
     def take_lowest(self, count: int) -> list[tuple[int, BitMap]]:
-        """Take out up to `count` of the lowest positions, and return their entries by ledger, in order.
-
-        Complexity: O(ledgers * log ledgers + containers of the bitmaps that are taken).
-        """
+        """Take out up to `count` of the lowest positions, and return their entries by ledger, in order."""
         if count >= self._count:
             taken = sorted(self._bitmaps.items())
             self.clear()
@@ -206,10 +203,7 @@ class PositionSet:
             self.update_entries(ledger_id, bitmap)
 
     def update_between(self, other: PositionSet, *, first: Position, end: Position, is_given_up: bool = False) -> None:
-        """Put in the positions of another set from `first` (included) to `end` (excluded).
-
-        A set that is given up is not used by anyone any more: its bitmaps are taken without a copy.
-        """
+        """Put in the positions of another set, which may be given up, from `first` (included) to `end` (excluded)."""
         (first_id, low), (end_id, high) = first, end
         for ledger_id, bitmap in other._bitmaps.items():
             if first_id < ledger_id < end_id:
@@ -252,10 +246,7 @@ class PositionSet:
         self._count = 0
 
     def count_between(self, first: Position, end: Position) -> int:
-        """Count the positions from `first` (included) to `end` (excluded).
-
-        Complexity: O(log containers) within a ledger, else O(ledgers).
-        """
+        """Count the positions from `first` (included) to `end` (excluded)."""
         total = 0
         for ledger_id in self._bitmaps if first.ledger_id != end.ledger_id else self._bitmaps.keys() & {end.ledger_id}:
             if first.ledger_id <= ledger_id <= end.ledger_id:

@@ -63,50 +63,24 @@ _BEGINNING_MIN = 0.7  # between 0 and 1: allows the last one or two words to be 
 
 
 class Setting(NamedTuple):
-    """One field that one key sets.
+    """One field that one key sets."""
 
-    Attributes:
-        key: As in a ``broker.conf``.
-        kind: The name of the class with the field.
-        field: The field; empty for a key without effect.
-        read: Returns the value, given the properties and the key; None for a value that sets nothing.
-        default: Pulsar's default in 4.2, in the first row of a key; "none" for a key that no release reads.
-        default_5: The default in 5.0, if it is another one.
-        remark: A deviation or condition, one sentence.
-    """
-
-    key: str
-    kind: str
-    field: str
-    read: Callable[[Mapping[str, str], str], Any]
-    default: str = ""
-    default_5: str = ""
-    remark: str = ""
+    key: str  # as in a ``broker.conf``
+    kind: str  # the name of the class with the field
+    field: str  # the field; empty for a key without effect
+    read: Callable[[Mapping[str, str], str], Any]  # of the properties and the key; None sets nothing
+    default: str = ""  # Pulsar's default in 4.2, in the first row of a key; "none" for a key that no release reads
+    default_5: str = ""  # the default in 5.0, if it is another one
+    remark: str = ""  # a deviation or condition
 
 
 def read_properties(source: Mapping[str, str] | str | Path) -> Mapping[str, str]:
-    r"""Return the properties of a broker, given them or the path of a ``broker.conf``.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: A ``\u`` in it is not followed by four hexadecimal digits.
-    """
+    r"""Return the properties of a broker, given them or the path of a ``broker.conf``."""
     return source if isinstance(source, Mapping) else decode_properties(Path(source).read_bytes())
 
 
 def read_settings(source: Mapping[str, str] | str | Path, kind: str, *siblings: str) -> dict[str, Any]:
-    """Return what a broker's properties set of one class of settings, by key.
-
-    Args:
-        source: The keys and their values, or the path of a ``broker.conf``.
-        kind: The name of the class.
-        siblings: Classes whose keys are checked for misspellings, too.
-
-    Raises:
-        ValueError: A value is malformed or out of range, or a key looks like a misspelling; the text names the key.
-        TypeError: A key, or a value of such a key, is not text.
-        OSError: The file cannot be read.
-    """
+    """Return what a broker's properties set of one class, by key; keys of its siblings may not be misspelt either."""
     properties = read_properties(source)
     check_spelling(properties, keys_of(kind, *siblings))
     return values_of(properties, kind)
@@ -130,11 +104,7 @@ def keys_of(*kinds: str) -> tuple[str, ...]:
 
 
 def decode_properties(content: bytes) -> dict[str, str]:
-    r"""Return the keys and values of a file in UTF-8, or else in Latin-1, which accepts any bytes.
-
-    Raises:
-        ValueError: A ``\u`` is not followed by four hexadecimal digits.
-    """
+    r"""Return the keys and values of a file in UTF-8, or else in Latin-1, which accepts any bytes."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -143,14 +113,7 @@ def decode_properties(content: bytes) -> dict[str, str]:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    r"""Return the keys and values of a text like ``java.util.Properties.load``; the last value of a key wins.
-
-    >>> parse_properties("# a comment\nname = value\\\n  continued\nother:\\u0041")
-    {'name': 'valuecontinued', 'other': 'A'}
-
-    Raises:
-        ValueError: A ``\u`` is not followed by four hexadecimal digits.
-    """
+    r"""Return the keys and values of a text like ``java.util.Properties.load``; the last value of a key wins."""
     properties = {}
     for line in _logical_lines(text):
         found = _KEY_AND_VALUE.fullmatch(line)
@@ -160,11 +123,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def given(properties: Mapping[str, str], key: str) -> str:
-    """Return a value without the blanks around it; empty if there is none.
-
-    Raises:
-        TypeError: The value is not text.
-    """
+    """Return a value without the blanks around it; empty if there is none."""
     value = properties.get(key, "")
     if not isinstance(value, str):
         raise TypeError(f"{key} must be text, got {value!r}")
@@ -172,12 +131,7 @@ def given(properties: Mapping[str, str], key: str) -> str:
 
 
 def whole_number(properties: Mapping[str, str], key: str, *, least: int, most: int = INT_MAX) -> int | None:
-    """Return a whole number within inclusive bounds.
-
-    Raises:
-        ValueError: It is not a whole number, or out of bounds.
-        TypeError: The value is not text.
-    """
+    """Return a whole number within inclusive bounds."""
     value = given(properties, key)
     if not value:
         return None
@@ -187,12 +141,7 @@ def whole_number(properties: Mapping[str, str], key: str, *, least: int, most: i
 
 
 def number(properties: Mapping[str, str], key: str) -> float | None:
-    """Return a finite number.
-
-    Raises:
-        ValueError: It is not a finite number.
-        TypeError: The value is not text.
-    """
+    """Return a finite number."""
     value = given(properties, key)
     if not value:
         return None
@@ -202,12 +151,7 @@ def number(properties: Mapping[str, str], key: str) -> float | None:
 
 
 def flag(properties: Mapping[str, str], key: str) -> bool | None:
-    """Return a switch, in letters of either case.
-
-    Raises:
-        ValueError: It is neither true nor false.
-        TypeError: The value is not text.
-    """
+    """Return a switch, in letters of either case."""
     value = given(properties, key).casefold()
     if value not in {"", "true", "false"}:
         raise ValueError(f"{key} must be true or false, got {value!r}")
@@ -215,12 +159,7 @@ def flag(properties: Mapping[str, str], key: str) -> bool | None:
 
 
 def check_spelling(properties: Iterable[str], keys: Collection[str]) -> None:
-    """Refuse an unknown key that looks like a misspelling or the beginning of a key that is read.
-
-    Raises:
-        ValueError: A key looks like that; the message names both keys.
-        TypeError: A key is not text.
-    """
+    """Refuse an unknown key that looks like a misspelling or the beginning of a key that is read."""
     folded = {known.casefold(): known for known in (*keys, *_NEIGHBOURS)}
     for key in properties:
         if not isinstance(key, str):
@@ -248,17 +187,13 @@ def _logical_lines(text: str) -> Iterator[str]:
             begun = None
             continue
         begun = (begun or "") + line
-        if _ends_in_escape(line):
+        if (len(line) - len(line.rstrip("\\"))) % 2:  # it ends in an escape
             begun = begun[:-1]
             continue
         yield begun
         begun = None
     if begun:
         yield begun
-
-
-def _ends_in_escape(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _unescape(text: str) -> str:

@@ -7,13 +7,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from pyroaring import BitMap
 
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of_runs, firsts, runs_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from pyroaring import BitMap
 
 
 class Keep(Enum):
@@ -27,15 +27,10 @@ class Keep(Enum):
 
 
 class Selection(NamedTuple):
-    """The result of a selection.
+    """The result of a selection."""
 
-    Attributes:
-        kept: The ranges within the limit: a copy.
-        excluded_count: Number of acked entries outside these ranges; a crash would redeliver them.
-    """
-
-    kept: DeletedRanges
-    excluded_count: int
+    kept: DeletedRanges  # the ranges within the limit: a copy
+    excluded_count: int  # acked entries outside these ranges; a crash would redeliver them
 
 
 def select(
@@ -82,7 +77,7 @@ def _lowest(ranges: DeletedRanges, count: int) -> DeletedRanges:
         range_firsts = firsts(bitmap)
         room = count - kept.range_count
         if room < len(range_firsts):
-            kept.add_entries(ledger_id, _below(bitmap, range_firsts[room]))
+            kept.add_entries(ledger_id, bitmap & BitMap(range(range_firsts[room])))
             break
         kept.add_entries(ledger_id, bitmap)
     return kept
@@ -117,9 +112,3 @@ def _widest(further: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64
     wider = np.flatnonzero(further > narrowest)
     equal = np.flatnonzero(further == narrowest)
     return np.concatenate((wider, equal[: count - len(wider)]))
-
-
-def _below(bitmap: BitMap, entry_id: int) -> BitMap:
-    part = bitmap.copy()
-    part.remove_range(entry_id, 2**32)
-    return part

@@ -10,17 +10,11 @@ _TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>
 
 
 class TopicName(NamedTuple):
-    """The parts of a name like ``persistent://public/default/orders``.
+    """The parts of a name like ``persistent://public/default/orders``."""
 
-    Attributes:
-        domain: ``persistent``.
-        namespace: The tenant and the namespace: ``public/default``.
-        local: ``orders``; it may have slashes.
-    """
-
-    domain: str
-    namespace: str
-    local: str
+    domain: str  # ``persistent``
+    namespace: str  # the tenant and the namespace: ``public/default``
+    local: str  # ``orders``; it may have slashes
 
 
 def parse_topic(topic: str) -> TopicName | None:

@@ -23,14 +23,13 @@ import google_crc32c
 import numpy as np
 
 from ackstate.entry_bitmap import union_by_ledger
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError, check_version
 from ackstate.position import LEDGER_ID_MAX
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
 from ackstate.wire.native import (
     CHECKSUM,
     Reader,
     check_properties_fit,
-    check_version,
     checksum,
     corrupt,
     decode_text_properties,

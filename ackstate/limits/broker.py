@@ -11,9 +11,8 @@ from ackstate.limits.rules import (
     Closing,
     Rule,
     Verdict,
-    check_not_negative,
+    check_limit,
     check_ratio,
-    check_whole,
     fitting_count,
     total_of,
 )
@@ -39,7 +38,10 @@ class BrokerLimit:
 
     Args:
         max_unacked_messages: Most unacked messages of all subscriptions; 0 is off.
-        blocked_share: The share of that, 0 < share <= 1.
+        blocked_share: The share of that, 0 < share <= 1. Both can be read later; `change_limit` changes them.
+
+    Attributes:
+        is_blocked: Whether subscriptions are limited to their share; to be read only.
 
     Raises:
         ValueError: A number is out of range.
@@ -58,40 +60,24 @@ class BrokerLimit:
         self._total = 0
         self._closed: dict[BrokerPart, None] = {}
         self._opens_at = -1
-        self._is_blocked = False
+        self.is_blocked = False
         self._set_limit(max_unacked_messages, blocked_share)
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> BrokerLimit:
         """Read ``maxUnackedMessagesPerBroker`` and ``maxUnackedMessagesPerSubscriptionOnBrokerBlocked``.
 
-        Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar.
-
-        Source and errors as for `GateLimits.from_pulsar_conf`.
+        Missing or blank keeps Pulsar's default; if one of them is 0 or below, the limit is off, as in Pulsar. Errors as
+        for `GateLimits.from_pulsar_conf`.
         """
         values = read_settings(source, "BrokerLimit", "GateLimits")
         limit, share = values.get(BROKER_UNACKED, 0), values.get(BLOCKED_SHARE, _SHARE_DEFAULT)
         return cls(limit, share) if limit > 0 and share > 0 else cls()
 
     @property
-    def max_unacked_messages(self) -> int:
-        """Most unacked messages of all subscriptions; 0 is off."""
-        return self._max_unacked_messages
-
-    @property
-    def blocked_share(self) -> float:
-        """The share of the maximum that each subscription may have while the broker is blocked."""
-        return self._blocked_share
-
-    @property
     def unacked_messages(self) -> int:
         """Unacked messages of all subscriptions, including those granted and not yet sent."""
         return self._total
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether subscriptions are limited to their share."""
-        return self._is_blocked
 
     def change_limit(self, max_unacked_messages: int, blocked_share: float | None = None) -> None:
         """Put another maximum, and another share if one is given, in force from the next call on.
@@ -102,9 +88,9 @@ class BrokerLimit:
             As the class; nothing is changed then.
         """
         with self._lock:
-            self._set_limit(max_unacked_messages, self._blocked_share if blocked_share is None else blocked_share)
+            self._set_limit(max_unacked_messages, self.blocked_share if blocked_share is None else blocked_share)
             # Each closed subscription requests again, and closes again by the new numbers.
-            self._is_blocked = self._is_blocked and self._total > self._mark
+            self.is_blocked = self.is_blocked and self._total > self._mark
             opened = list(self._closed)
             self._open(opened)
         wake_all(opened)
@@ -114,12 +100,9 @@ class BrokerLimit:
         return BrokerPart(self, wake)
 
     def _set_limit(self, max_unacked_messages: int, blocked_share: float) -> None:
-        name = f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})"
-        check_whole(name, max_unacked_messages)
-        check_not_negative(name, max_unacked_messages)
+        check_limit(f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})", max_unacked_messages)
         check_ratio(f"blocked_share ({BLOCKED_SHARE})", blocked_share)
-        self._max_unacked_messages = max_unacked_messages
-        self._blocked_share = blocked_share
+        self.max_unacked_messages, self.blocked_share = max_unacked_messages, blocked_share
         self._limit = max_unacked_messages or NO_LIMIT
         self._mark = max(0, self._limit // 2 - 1)
         self._share = int(max_unacked_messages * blocked_share) if max_unacked_messages else NO_LIMIT
@@ -134,7 +117,7 @@ class BrokerLimit:
     def _lower(self, count: int) -> list[BrokerPart]:
         """Subtract from the total, and return the parts that this opens."""
         self._total -= count
-        self._is_blocked = self._is_blocked and self._total > self._mark
+        self.is_blocked = self.is_blocked and self._total > self._mark
         if self._total > self._opens_at:
             return []
         opened = [part for part in self._closed if self._total <= part.released_at]
@@ -163,8 +146,8 @@ NO_PARTS: tuple[BrokerPart, ...] = ()
 class BrokerPart(Closing):
     """One subscription's unacked messages within the limit of its broker.
 
-    Granted messages are promised until the subscription counts them as sent. Those that it has not counted at its next
-    request were not sent, and their promise lapses.
+    Granted messages are promised until the subscription counts them as sent. The promise of those that it has not
+    counted at its next request lapses: they were not sent.
     """
 
     __slots__ = ("_broker", "_counted", "_has_left", "_promised", "_share_released_at", "wake")
@@ -188,7 +171,7 @@ class BrokerPart(Closing):
         broker = self._broker
         with broker._lock:
             # A part that is closed while the broker is not blocked waits for room for a large batch.
-            if broker._total >= broker._limit or self._promised or broker._is_blocked or self.is_closed:
+            if broker._total >= broker._limit or self._promised or broker.is_blocked or self.is_closed:
                 return False
             broker._total += 1
             self._promised = 1
@@ -214,9 +197,9 @@ class BrokerPart(Closing):
         """Close if there is no room for one more message; promise nothing."""
         broker = self._broker
         with broker._lock:
-            if self.is_closed or (not broker._is_blocked and broker._total < broker._limit):
+            if self.is_closed or (not broker.is_blocked and broker._total < broker._limit):
                 return
-            broker._is_blocked = True
+            broker.is_blocked = True
             if 0 < self._counted + self._promised >= broker._share:
                 self._close(1, now_ms)
 
@@ -269,9 +252,9 @@ class BrokerPart(Closing):
     def _grant_open(self, weights: Sequence[int] | None, count: int, *, now_ms: int) -> int:
         broker = self._broker
         room = broker._limit - broker._total
-        if not broker._is_blocked and fitting_count(weights, count, room=room):
+        if not broker.is_blocked and fitting_count(weights, count, room=room):
             return self._promise(weights, count, room=room)
-        broker._is_blocked = True
+        broker.is_blocked = True
         granted = self._promise(weights, count, room=broker._share - self._counted)
         if not granted:
             self._close(total_of(weights, 1), now_ms)

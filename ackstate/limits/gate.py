@@ -153,8 +153,6 @@ class DispatchGate:
 
         Raises:
             ValueError: A worst case is negative, a weight is not positive, or there are not as many of them.
-
-        Complexity: O(messages wanted).
         """
         if len(worst_case_bytes) == 1 and weights is None and worst_case_bytes[0] >= 0:
             unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
@@ -207,8 +205,6 @@ class DispatchGate:
 
         Raises:
             ValueError: As in `request`, or a range cost is negative.
-
-        Complexity: O(messages wanted).
         """
         if not worst_case_bytes:
             return _NOTHING_ASKED

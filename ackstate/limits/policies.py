@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 from urllib.parse import quote, unquote
 
 from ackstate.checks import INT_MAX, LONG_MAX, LONG_MIN, check_within, did_you_mean
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.limits.rules import GateLimits
 from ackstate.pulsar_conf import DELAY_MAX_MS, fields_of, read_properties, read_settings
 from ackstate.stores.base import ABSENT, DamagedValueError, VersionMismatchError
@@ -43,8 +43,6 @@ JSON_NAMES = {
 }
 _FIELDS = {json_name: name for name, json_name in JSON_NAMES.items()}
 _LEAST = {"tick_time_ms": 1, "max_delivery_delay_ms": 0, "fixed_delivery_delay_ms": 0}
-
-_T = TypeVar("_T")
 
 
 class Level(Enum):
@@ -132,7 +130,7 @@ class DelayedDeliveryPolicies:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDelayedDelivery:
-    """The policies of a broker, which apply if neither topic nor namespace sets a field; the defaults are Pulsar's.
+    """The policies of a broker, in effect if neither topic nor namespace sets a field; the defaults are Pulsar's.
 
     The fields are those of `DelayedDeliveryPolicies`; None is refused. Pulsar has no key for a fixed delay.
     """
@@ -146,17 +144,9 @@ class BrokerDelayedDelivery:
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> BrokerDelayedDelivery:
-        """Return the policies in a broker's properties. Blank sets nothing, a negative maximum is none, as in Pulsar.
+        """Return the policies in a broker's properties, or in a ``broker.conf``; errors as `GateLimits` has them.
 
-        Args:
-            source: The keys and their values, or the path of a ``broker.conf``.
-
-        Raises:
-            ValueError: A value of ``delayedDeliveryEnabled``, ``delayedDeliveryTickTimeMillis`` or
-                ``delayedDeliveryMaxDelayInMillis`` is malformed or out of range, or the last key has its name from
-                PIP-315, or a key is misspelt; the text names the key.
-            TypeError: A key, or a value of such a key, is not text.
-            OSError: The file cannot be read.
+        Blank sets nothing, a negative maximum is none, as in Pulsar.
         """
         properties = read_properties(source)
         values = read_settings(properties, "BrokerDelayedDelivery")
@@ -184,11 +174,7 @@ class FieldLevels:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveDelayedDelivery:
-    """The policies in effect for one topic: `DelayedDeliveryPolicies` with every field set, created by `effective`.
-
-    Attributes:
-        levels: The level that each field was taken from.
-    """
+    """The policies in effect for one topic: `DelayedDeliveryPolicies` with every field set, created by `effective`."""
 
     active: bool = True
     tick_time_ms: int = 1000
@@ -211,13 +197,9 @@ class EffectiveDelayedDelivery:
     def deliver_at(self, publish_time_ms: int, deliver_at_ms: int) -> Decision:
         """Return the delivery time of a message: by the fixed delay, else by its producer within the maximum.
 
-        If delayed delivery is inactive, both are ignored, and the message is always delivered at once. Pulsar stores
-        the requested time and checks the switch at dispatch; here only the stored time decides.
-
-        Args:
-            publish_time_ms: The producer's timestamp, 0 or more. A fixed delay is added to it, so it follows the
-                producer's clock; the sum is capped at 2**63 - 1.
-            deliver_at_ms: The time that the producer requests, past times included; negative for none.
+        A fixed delay is added to the publish time, so it follows the producer's clock; the sum is at most 2**63 - 1. If
+        delayed delivery is inactive, both are ignored, and the message is always delivered at once. Pulsar stores the
+        requested time, negative for none, and checks the switch at dispatch; here only the stored time decides.
 
         Raises:
             DeliveryDelayExceededError: The requested time is more than the maximum after the publish time.
@@ -249,23 +231,18 @@ def effective(
     A namespace that sets a fixed delay or a maximum above 0 enforces it. Unless `topic_may_disable`, a 0 in the topic's
     field is then ignored, and so is an ``active`` of False beside an enforced fixed delay. Any other delay or maximum
     of the topic counts, even a fixed delay above an enforced maximum, as in PIP-437. A namespace or a topic may disable
-    a setting of the broker.
-
-    Args:
-        topic: The policies of the topic; `DelayedDeliveryPolicies()` if it has none.
-        namespace: The policies of its namespace, likewise.
-        broker: The policies of its broker.
-        topic_may_disable: Whether a topic may disable policies that its namespace enforces.
+    a setting of the broker. A topic or namespace without policies has `DelayedDeliveryPolicies()`.
     """
     counted = topic if topic_may_disable else _without_disabling(topic, namespace)
-    active, active_level = _first_set(counted.active, namespace.active, broker.active)
-    tick, tick_level = _first_set(counted.tick_time_ms, namespace.tick_time_ms, broker.tick_time_ms)
-    limit, limit_level = _first_set(
-        counted.max_delivery_delay_ms, namespace.max_delivery_delay_ms, broker.max_delivery_delay_ms
-    )
-    fixed, fixed_level = _first_set(counted.fixed_delivery_delay_ms, namespace.fixed_delivery_delay_ms, 0)
-    levels = FieldLevels(active_level, tick_level, limit_level, fixed_level)
-    return EffectiveDelayedDelivery(active, tick, limit, fixed, levels)
+    values: dict[str, Any] = {}
+    levels: dict[str, Level] = {}
+    for name in JSON_NAMES:
+        # Pulsar has no fixed delay of a broker.
+        of_levels = (getattr(counted, name), getattr(namespace, name), getattr(broker, name, 0))
+        values[name], levels[name] = next(
+            (value, level) for value, level in zip(of_levels, Level, strict=True) if value is not None
+        )
+    return EffectiveDelayedDelivery(**values, levels=FieldLevels(**levels))
 
 
 def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliveryPolicies) -> DelayedDeliveryPolicies:
@@ -277,14 +254,6 @@ def _without_disabling(topic: DelayedDeliveryPolicies, namespace: DelayedDeliver
     if namespace.max_delivery_delay_ms:
         limit_ms = limit_ms or None
     return replace(topic, active=active, max_delivery_delay_ms=limit_ms, fixed_delivery_delay_ms=fixed_ms)
-
-
-def _first_set(topic: _T | None, namespace: _T | None, broker: _T) -> tuple[_T, Level]:
-    if topic is not None:
-        return topic, Level.TOPIC
-    if namespace is not None:
-        return namespace, Level.NAMESPACE
-    return broker, Level.BROKER
 
 
 def _check_fields(values: Mapping[str, object]) -> None:
@@ -307,18 +276,12 @@ def check_topic_settable(
     stored: DelayedDeliveryPolicies | None = None,
     topic_may_disable: bool = False,
 ) -> None:
-    """Refuse an update of a topic's policies that would not count or could not be kept.
+    """Refuse an update of a topic's policies that would switch off one of its namespace, or could not be kept.
 
-    Args:
-        update: The new values.
-        namespace: As in `effective`.
-        broker: As in `effective`.
-        stored: The topic's policies so far, if it has any. A 0 among them that no longer counts is no reason to refuse.
-        topic_may_disable: As in `effective`.
+    A 0 among the topic's policies so far that no longer counts is no reason to refuse.
 
     Raises:
-        DelayPolicyRefusedError: It would switch off a policy that the namespace enforces, or as
-            `check_fixed_delay_kept`.
+        DelayPolicyRefusedError: Likewise, or as `check_fixed_delay_kept`.
     """
     stored = stored or DelayedDeliveryPolicies()
     before = effective(stored, namespace, broker, topic_may_disable=topic_may_disable)
@@ -344,20 +307,11 @@ def check_namespace_settable(
 ) -> None:
     """Refuse policies of a namespace with which a fixed delay could not be kept, of itself or of one of its topics.
 
-    A topic's 0 does not prevent the namespace from enforcing a value: it no longer counts.
-
-    Args:
-        namespace: Its policies as they would be after the update, as a whole.
-        broker: The settings of its broker.
-        stored: Its policies so far. A fixed delay that they already break is no reason to refuse; None if there are
-            none.
-        topics: The policies of its topics by name, of those that have any.
-        topic_may_disable: As in `effective`.
+    The policies are those after the update, as a whole. A topic's 0 does not prevent the namespace from enforcing a
+    value: it no longer counts. A fixed delay that the stored policies already break is no reason to refuse. O(topics).
 
     Raises:
         DelayPolicyRefusedError: As `check_fixed_delay_kept`; it names up to three topics, and their number.
-
-    Complexity: O(topics).
     """
 
     def change_of(topic: DelayedDeliveryPolicies) -> tuple[EffectiveDelayedDelivery, EffectiveDelayedDelivery]:
@@ -372,15 +326,13 @@ def check_namespace_settable(
 
 
 def check_fixed_delay_kept(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> None:
-    """Refuse a change, by `DelayPolicyRefusedError`, with which a fixed delay is in force but would not be kept.
-
-    One that was not kept before the change either, and is as long, is no reason: to refuse would keep out every repair.
-    """
+    """Refuse a change, by `DelayPolicyRefusedError`, with which a fixed delay is in force but would not be kept."""
     if _breaks(before, after):
         raise _not_kept(after)
 
 
 def _breaks(before: EffectiveDelayedDelivery, after: EffectiveDelayedDelivery) -> bool:
+    # One that was not kept before either, and is as long, is no reason: to refuse would keep out every repair.
     is_as_before = not before.keeps_fixed_delay and before.fixed_delivery_delay_ms == after.fixed_delivery_delay_ms
     return not after.keeps_fixed_delay and not is_as_before
 
@@ -422,14 +374,9 @@ class PolicyOwner:
     >>> str(PolicyOwner("public", "default", "orders")), str(PolicyOwner("public", "default"))
     ('persistent://public/default/orders', 'public/default')
 
-    Attributes:
-        tenant: Letters and digits of ASCII, and ``_-=:.``; 1 to 255 of them, and neither ``.`` nor ``..``.
-        namespace: Likewise.
-        topic: The local name: any text of 1 to 1,024 bytes in UTF-8, not of blanks alone, without slashes and without
-            control characters. A topic with a slash in it is, in Pulsar, one of the old form with a cluster.
-
-    Raises:
-        ValueError: A name is not so.
+    The tenant and the namespace are 1 to 255 letters and digits of ASCII, and ``_-=:.``, and neither ``.`` nor ``..``;
+    the local name of a topic is any text of 1 to 1,024 bytes in UTF-8, not of blanks alone, without slashes and control
+    characters: with a slash it is, in Pulsar, one of the old form with a cluster. Anything else is a `ValueError`.
 
     Source: ``NamedEntity`` and ``TopicName`` of Apache Pulsar, which have no bounds on lengths.
     """
@@ -466,19 +413,14 @@ class PolicyOwner:
 class Policies:
     """The policies of one namespace or topic; a value of None, also in a field of the delays, is not set.
 
-    Attributes:
-        delayed_delivery: Policies of message delays.
-        become_old_ack_record_seconds: As in `CursorConfig`, and below 2**31.
-        max_unpersisted_ack_record_bytes: As in `GateLimits`, and a signed number of 64 bits.
-
     Raises:
         ValueError: A number is out of its bounds; the text has Pulsar's name of it.
         TypeError: A number is no integer.
     """
 
     delayed_delivery: DelayedDeliveryPolicies = field(default_factory=DelayedDeliveryPolicies)
-    become_old_ack_record_seconds: int | None = None
-    max_unpersisted_ack_record_bytes: int | None = None
+    become_old_ack_record_seconds: int | None = None  # as in `CursorConfig`, and below 2**31
+    max_unpersisted_ack_record_bytes: int | None = None  # as in `GateLimits`, and a signed number of 64 bits
 
     def __post_init__(self) -> None:
         if (seconds := self.become_old_ack_record_seconds) is not None:
@@ -566,20 +508,11 @@ class PolicyStore:
         return False
 
     def namespaces(self) -> list[PolicyOwner]:
-        """Return the namespaces that have policies of their own, sorted by their paths.
-
-        Raises:
-            StoreError: The storage failed.
-            CorruptStateError: A name cannot be read.
-        """
+        """Return the namespaces that have policies of their own, sorted by path; errors as `read`."""
         return self._owners(NAMESPACES, ())
 
     def topics(self, namespace: PolicyOwner | None = None) -> list[PolicyOwner]:
-        """Return the topics that have policies of their own, of one namespace or of all, sorted by their paths.
-
-        Raises:
-            As `namespaces`.
-        """
+        """Return the topics that have policies of their own, of one namespace or of all, as `namespaces`."""
         return self._owners(TOPICS, (namespace.tenant, namespace.namespace) if namespace else ())
 
     def _owners(self, root: str, names: tuple[str, ...]) -> list[PolicyOwner]:
@@ -590,9 +523,7 @@ class PolicyStore:
         try:
             return [PolicyOwner(*each) for each in below]
         except ValueError as error:
-            raise _corrupt(
-                f"metadata below {path}", expected="names of tenants, namespaces and topics", found=error
-            ) from None
+            corrupt(f"metadata below {path}", 0, "names of tenants, namespaces and topics", error)
 
 
 def encode_policies(policies: Policies) -> bytes:
@@ -609,7 +540,7 @@ def encode_policies(policies: Policies) -> bytes:
 def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
     """Read exactly what `encode_policies` writes; else `CorruptStateError`, or `UnsupportedVersionError`."""
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise _corrupt(what, offset=DOCUMENT_BYTES_MAX, expected="no more", found=f"{len(data)} bytes")
+        corrupt(what, DOCUMENT_BYTES_MAX, "no more", f"{len(data)} bytes")
     try:
         document = json.loads(str(data, "ascii"))
         _check_version(document, what)
@@ -617,12 +548,12 @@ def decode_policies(data: bytes, *, what: str = "policies") -> Policies:
         policies = Policies(DelayedDeliveryPolicies.from_json(document.get(_DELAYED, {})), **numbers)
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         offset = getattr(error, "pos", getattr(error, "start", 0))
-        raise _corrupt(what, offset=offset, expected="a document of policies", found=str(error)[:200]) from None
+        corrupt(what, offset, "a document of policies", str(error)[:200])
     canonical = encode_policies(policies)
     if data != canonical:
         pairs = zip(data, canonical, strict=False)
         offset = next((at for at, (found, due) in enumerate(pairs) if found != due), min(len(data), len(canonical)))
-        raise _corrupt(what, offset=offset, expected=canonical[offset:][:20], found=bytes(data[offset:][:20]))
+        corrupt(what, offset, canonical[offset:][:20], bytes(data[offset:][:20]))
     return policies
 
 
@@ -656,11 +587,4 @@ def _check_topic(topic: str) -> None:
 
 def _shown(name: str) -> str:
     """Return a name as text of ASCII, and not at length."""
-    return ascii(name if len(name) <= _SHOWN_LENGTH else f"{name[:_SHOWN_LENGTH]}...")
-
-
-_SHOWN_LENGTH = 60
-
-
-def _corrupt(what: str, *, expected: object, found: object, offset: int = 0) -> CorruptStateError:
-    return CorruptStateError(what, offset=offset, expected=expected, found=found)
+    return ascii(name if len(name) <= 60 else f"{name[:60]}...")

@@ -74,30 +74,25 @@ class GateLimits:
 
     def __post_init__(self) -> None:
         for name, rule in _WHOLE_NUMBERS.items():
-            check_whole(f"{name} ({rule.value})", getattr(self, name))
+            least = LONG_MIN if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES else 0
+            check_limit(f"{name} ({rule.value})", getattr(self, name), least=least)
         if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
             raise ValueError(
                 f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
                 f"{self.max_unpersisted_ack_record_bytes}: below {RECORD_BYTES_LIMIT_MIN} bytes a few "
                 f"messages in flight would fill it; use 0 to switch it off"
             )
-        for name, rule in _WHOLE_NUMBERS.items():
-            if rule is not Rule.UNPERSISTED_ACK_RECORD_BYTES:
-                check_not_negative(f"{name} ({rule.value})", getattr(self, name))
         for name in ("unpersisted_release_ratio", "unacked_release_ratio"):
             check_ratio(name, getattr(self, name))
 
     @classmethod
     def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> GateLimits:
-        """Return the limits in a broker's properties; a key that is missing or blank keeps Pulsar's default.
+        """Return the limits in a broker's properties, or in a ``broker.conf``; missing or blank keeps Pulsar's default.
 
         Reads ``maxUnPersistAckRecordsBytes``, ``maxUnackedMessagesPerSubscription`` and
         ``maxUnackedMessagesPerConsumer``, of which 0 and below are off, and
         ``managedLedgerMaxUnackedRangesToPersist``, a limit of the gate only where
         ``dispatcherPauseOnAckStatePersistentEnabled`` is true. Keys that do not concern the gate are ignored.
-
-        Args:
-            source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
             ValueError: A value is malformed or out of range, or a key is misspelt; the text names the key.
@@ -123,19 +118,15 @@ _WHOLE_NUMBERS = {
 }
 
 
-def check_whole(name: str, value: object) -> None:
-    """Refuse a value that is not a whole number of 64 bits."""
+def check_limit(name: str, value: object, *, least: int = 0) -> None:
+    """Refuse a limit that is not a whole number of 64 bits, or below the least."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not LONG_MIN <= value <= LONG_MAX:
         # Not in decimals: Python refuses to write a very long number so.
         raise ValueError(f"{name} must fit 64 bits, got {value:#x}")
-
-
-def check_not_negative(name: str, limit: int) -> None:
-    """Refuse a limit below 0."""
-    if limit < 0:
-        raise ValueError(f"{name} must be at least 0, got {limit}; 0 switches it off")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}; 0 switches it off")
 
 
 def check_ratio(name: str, value: object) -> None:
@@ -148,44 +139,25 @@ def check_ratio(name: str, value: object) -> None:
 
 
 class Usage(NamedTuple):
-    """The present usage of a subscription, and of the consumer of a request.
+    """The present usage of a subscription, and of the consumer of a request."""
 
-    Attributes:
-        unpersisted_record_bytes: Size of the ranges acked in memory and not durable.
-        reserved_bytes: Worst case of the messages that are sent and not yet acked.
-        unacked_messages: How many messages are sent and not yet acked.
-        range_count: How many ranges of acked entries there are above the mark-delete position.
-        reserved_ranges: How many more there are at worst when all sent messages are acked.
-        consumer_unacked_messages: How many messages the consumer was sent and has not yet acked.
-    """
-
-    unpersisted_record_bytes: int
-    reserved_bytes: int
-    unacked_messages: int
-    range_count: int = 0
-    reserved_ranges: int = 0
-    consumer_unacked_messages: int = 0
+    unpersisted_record_bytes: int  # of the ranges acked in memory and not durable
+    reserved_bytes: int  # the worst case of the messages that are sent and not yet acked
+    unacked_messages: int  # sent and not yet acked
+    range_count: int = 0  # of acked entries above the mark-delete position
+    reserved_ranges: int = 0  # how many more there are at worst when all sent messages are acked
+    consumer_unacked_messages: int = 0  # sent to the consumer and not yet acked
 
 
 class Verdict(NamedTuple):
-    """How many messages may be sent and, unless that is all of them, which rule binds.
+    """How many messages may be sent and, unless that is all of them, which rule binds."""
 
-    Attributes:
-        granted: The length of the prefix that may be sent.
-        rule: The rule that keeps the others back, the first in the order of `Rule` if several do; None if everything
-            was granted.
-        used: The usage that the rule counts, this grant included. 0 if no rule binds, as are the next two.
-        limit: The most that `used` may be.
-        released_at: The highest usage at which the rule, once closed, opens again.
-        since_ms: When the rule closed; None while it is open.
-    """
-
-    granted: int
-    rule: Rule | None = None
-    used: int = 0
-    limit: int = 0
-    released_at: int = 0
-    since_ms: int | None = None
+    granted: int  # the length of the prefix that may be sent
+    rule: Rule | None = None  # that keeps the others back, the first in the order of `Rule`; None if none does
+    used: int = 0  # the usage that the rule counts, this grant included; 0 if no rule binds, as are the next two
+    limit: int = 0  # the most that `used` may be
+    released_at: int = 0  # the highest usage at which the rule, once closed, opens again
+    since_ms: int | None = None  # when the rule closed; None while it is open
 
 
 # The limit of a rule that is off: above every number that a running broker can count to.
@@ -216,16 +188,14 @@ class Closing:
 
 @final
 class RuleState(Closing):
-    """A rule of one subscription: its limit, and whether it is closed.
-
-    An entry is dispatched as a whole, so one that alone exceeds a limit on messages is admitted if nothing is unacked.
-    """
+    """A rule of one subscription: its limit, and whether it is closed."""
 
     __slots__ = ("_has_lone_pass", "_mark", "limit", "rule")
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()
         self.rule = rule
+        # An entry is dispatched as a whole: one that alone exceeds a limit on messages is admitted if none is unacked.
         self._has_lone_pass = rule in _COUNTS_MESSAGES
         self.limit = self._mark = NO_LIMIT
 

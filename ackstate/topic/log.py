@@ -29,7 +29,7 @@ from weakref import WeakSet
 import google_crc32c
 
 from ackstate.checks import LONG_MAX, check_count, check_within, integer
-from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError, check_version
 from ackstate.ledger_map import LedgerMap
 from ackstate.message import checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
@@ -42,7 +42,7 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.topic_name import check_name
-from ackstate.wire.native import CHECKSUM, check_version, corrupt
+from ackstate.wire.native import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import LEDGER_BLOCK, DeletedRanges, decode_bitmap, decode_blocks, encode_block
 from ackstate.entry_bitmap import bitmap_of
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError, check_version
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 
 if TYPE_CHECKING:
@@ -34,13 +34,7 @@ CHECKSUM = struct.Struct("<I")
 
 def corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:
     """Raise `CorruptStateError`."""
-    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
-
-
-def check_version(version: int, supported: int, *, what: str) -> None:
-    """Raise `UnsupportedVersionError` for another version; 0 is none, so such bytes are damaged."""
-    if version not in (0, supported):
-        raise UnsupportedVersionError(f"{what} has version {version}; this release reads version {supported}")
+    raise CorruptStateError(what, offset=offset, expected=expected, found=found) from None
 
 
 @final
@@ -61,6 +55,26 @@ class Reader:
         piece = self.data[self.offset : self.offset + size]
         self.offset += size
         return piece
+
+    def named(self, count: int, header: struct.Struct) -> Iterator[tuple[str, int]]:
+        """Yield names that rise, each with the number behind its length in a header; the caller takes what follows."""
+        previous = None
+        for _ in range(count):
+            at = self.offset
+            size, number = header.unpack(self.take(header.size, "property header"))
+            name = self.text(size, "property name")
+            if previous is not None and name <= previous:
+                corrupt(at, f"a property name above {previous!r}", repr(name), what=self.what)
+            previous = name
+            yield name, number
+
+    def text(self, size: int, piece_name: str) -> str:
+        """Return the next `size` bytes as text."""
+        at = self.offset
+        try:
+            return self.take(size, piece_name).decode()
+        except UnicodeDecodeError as error:
+            corrupt(at, f"a {piece_name} in UTF-8", str(error), what=self.what)
 
     def finish(self, what_follows: str) -> None:
         """Refuse bytes that were not read."""
@@ -155,13 +169,11 @@ def encode_parts(parts: RecordFields) -> bytes:
     check_position(parts.mark_delete)
     blocks = [encode_block(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
     ledger_count = len(blocks)
-    if parts.properties:
-        blocks += _encode_properties(parts.properties)
-    batch_count = -len(blocks)
-    if parts.batch:
-        blocks += _encode_batch(parts.batch)
-    batch_count += len(blocks)
-    body = b"".join((_BATCH_COUNT.pack(batch_count), *blocks))
+    check_properties(parts.properties)
+    for name, number in sorted(parts.properties.items()):
+        blocks.append(_PROPERTY.pack(len(name.encode()), number) + name.encode())
+    batches = [*_encode_batch(parts.batch)]
+    body = b"".join((_BATCH_COUNT.pack(len(batches)), *blocks, *batches))
     length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
@@ -205,17 +217,10 @@ def decode_parts(data: bytes) -> RecordFields:
     reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
     (batches,) = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "counts"))
     bitmaps, reader.offset = decode_blocks(data, reader.offset, reader.end, ledgers)
-    named = _decode_properties(reader, properties) if properties else {}
-    batch = _decode_batch(reader, batches) if batches else []
+    named = dict(reader.named(properties, _PROPERTY))
+    batch = _decode_batch(reader, batches)
     reader.finish("the checksum")
     return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
-
-
-def _encode_properties(properties: Mapping[str, int]) -> Iterator[bytes]:
-    check_properties(properties)
-    for name, number in sorted(properties.items()):
-        text = name.encode()
-        yield _PROPERTY.pack(len(text), number) + text
 
 
 def _encode_batch(batch: Iterable[tuple[Position, tuple[int, ...]]]) -> Iterator[bytes]:
@@ -223,24 +228,6 @@ def _encode_batch(batch: Iterable[tuple[Position, tuple[int, ...]]]) -> Iterator
         if len(unacked_words) > 0xFFFF:
             raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
         yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)
-
-
-def _decode_properties(reader: Reader, count: int) -> dict[str, int]:
-    properties: dict[str, int] = {}
-    previous = None
-    for _ in range(count):
-        at = reader.offset
-        size, number = _PROPERTY.unpack(reader.take(_PROPERTY.size, "property header"))
-        text = reader.take(size, "property name")
-        try:
-            name = text.decode()
-        except UnicodeDecodeError as error:
-            corrupt(at, "a property name in UTF-8", str(error))
-        if previous is not None and name <= previous:
-            corrupt(at, f"a property name above {previous!r}", repr(name))
-        previous = name
-        properties[name] = number
-    return properties
 
 
 def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int, ...]]]:
@@ -263,7 +250,6 @@ def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int,
 
 # Properties, name -> text: sorted by name, each with the lengths of both.
 _LENGTHS = struct.Struct("<HI")  # of the name and of the text, in bytes
-_NAME_BYTES_MAX = 0xFFFF
 _TEXT_BYTES_MAX = 2**20
 
 
@@ -272,7 +258,7 @@ def check_properties_fit(properties: Mapping[str, str], *, called: str) -> None:
     for name, text in properties.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(f"a {called} must be a name and a text, got {name!r}: {text!r}")
-        if len(name.encode()) > _NAME_BYTES_MAX or len(text.encode()) > _TEXT_BYTES_MAX:
+        if len(name.encode()) > PROPERTY_NAME_BYTES_MAX or len(text.encode()) > _TEXT_BYTES_MAX:
             raise ValueError(f"{called} {name[:40]!r} is too long")
 
 
@@ -285,19 +271,7 @@ def encode_text_properties(properties: Mapping[str, str]) -> Iterator[bytes]:
 
 def decode_text_properties(reader: Reader, count: int) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each property; `CorruptStateError` unless the bytes are those of `count`."""
-    previous = None
-    for _ in range(count):
-        at = reader.offset
-        name_bytes, text_bytes = _LENGTHS.unpack(reader.take(_LENGTHS.size, "property header"))
-        encoded = reader.take(name_bytes, "property name"), reader.take(text_bytes, "property text")
-        try:
-            name, text = (piece.decode() for piece in encoded)
-        except UnicodeDecodeError as error:
-            corrupt(at, "a property in UTF-8", str(error), what=reader.what)
-        if previous is not None and name <= previous:
-            corrupt(at, f"a property name above {previous!r}", repr(name), what=reader.what)
-        previous = name
-        yield name, text
+    return ((name, reader.text(size, "property text")) for name, size in reader.named(count, _LENGTHS))
 
 
 # Pointers.

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
+from ackstate.errors import corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.wire.pulsar.compression import Compression, compress, decompress, is_compressed
 from ackstate.wire.pulsar.cursor_state_pb2 import (
@@ -26,7 +27,7 @@ from ackstate.wire.pulsar.cursor_state_pb2 import (
     StringProperty,
 )
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
-from ackstate.wire.pulsar.fields import InvalidRecordError, corrupt, fields_of, locate
+from ackstate.wire.pulsar.fields import InvalidRecordError, fields_of, locate
 from ackstate.wire.pulsar.ranges import (
     UNLIMITED,
     WORD_COUNT_MAX,
@@ -42,7 +43,7 @@ from ackstate.wire.pulsar.ranges import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
@@ -52,24 +53,15 @@ NO_LEDGER = -1  # the `cursors_ledger_id` of a cursor whose whole state is in it
 
 @dataclass(frozen=True, slots=True)
 class PositionInfo:
-    """An entry of a cursor ledger: the whole state of the cursor at one moment.
+    """An entry of a cursor ledger: the whole state of the cursor at one moment."""
 
-    Attributes:
-        position: The mark-delete position: every entry up to it, inclusive, is acked.
-        deleted: Individually acked entries; Pulsar may write some at or below the position. Must not be changed.
-        batch: Unacked indexes of partly acked batches. Must not be changed.
-        properties: Properties of the latest mark-delete, name -> signed 64-bit number.
-        unknown: Unknown fields, unchanged; written back behind all others.
-        idle_since_ms: Since when no consumer used the cursor, in milliseconds since 1970; None if the entry lacks it.
-            Pulsar 5.0.1 writes it, takes None and 0 as the moment at which it reads the entry, and deletes a
-            subscription that is idle for longer than its namespace allows.
-    """
-
-    position: Position
-    deleted: DeletedRanges = field(default_factory=DeletedRanges)
-    batch: BatchIndexes = field(default_factory=BatchIndexes)
-    properties: Mapping[str, int] = field(default_factory=dict)
-    unknown: bytes = b""
+    position: Position  # the mark-delete position: every entry up to it, inclusive, is acked
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)  # Pulsar may write some at or below the position
+    batch: BatchIndexes = field(default_factory=BatchIndexes)  # must not be changed, like the one before
+    properties: Mapping[str, int] = field(default_factory=dict)  # of the latest mark-delete; signed 64-bit numbers
+    unknown: bytes = b""  # unknown fields, unchanged; written back behind all others
+    # Since when no consumer used the cursor; None if the entry lacks it. Pulsar 5.0.1 writes it, takes None and 0 as
+    # now, when it reads the entry, and deletes a subscription that is idle for longer than its namespace allows.
     idle_since_ms: int | None = None
 
     def __post_init__(self) -> None:
@@ -78,25 +70,17 @@ class PositionInfo:
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """A cursor's record in the metadata store; the fields that are not described here are as in `PositionInfo`.
+    """A cursor's record in the metadata store; the fields that are not described here are as in `PositionInfo`."""
 
-    Attributes:
-        cursors_ledger_id: The cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record.
-        mark_delete: Every entry up to it, inclusive, was acked when this was written; None if the record lacks it.
-        last_active_ms: When the cursor was last used, in milliseconds since 1970; None if the record lacks it.
-        cursor_properties: Properties set by the application, name -> text.
-        term: Number of the cursor's owner, in a field of ours that Pulsar ignores; None in records written by Pulsar.
-    """
-
-    cursors_ledger_id: int
-    mark_delete: Position | None = None
+    cursors_ledger_id: int  # the cursor ledger with the state; `NO_LEDGER` (-1) if the state is in this record
+    mark_delete: Position | None = None  # when this was written, inclusive; None if the record lacks it
     deleted: DeletedRanges = field(default_factory=DeletedRanges)
     batch: BatchIndexes = field(default_factory=BatchIndexes)
     properties: Mapping[str, int] = field(default_factory=dict)
-    last_active_ms: int | None = None
-    cursor_properties: Mapping[str, str] = field(default_factory=dict)
+    last_active_ms: int | None = None  # when the cursor was last used, since 1970; None if the record lacks it
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)  # set by the application
     unknown: bytes = b""
-    term: int | None = None
+    term: int | None = None  # of the cursor's owner, in a field of ours that Pulsar ignores; None if Pulsar wrote it
     idle_since_ms: int | None = None
 
     def __post_init__(self) -> None:
@@ -117,25 +101,19 @@ _NUMBER_TAGS, _CURSOR_NUMBER_TAGS = b"\x08\x10", b"\x08\x10\x18"
 
 
 def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
-    """Encode an entry of a cursor ledger, byte for byte as Pulsar 4.2 and 5.0.
-
-    Args:
-        info: The state.
-        form: The form of the acked entries; a state without acked entries in the words form is written as a list.
-        limits: The limits on the encoded state.
+    """Encode an entry of a cursor ledger, byte for byte as Pulsar 4.2 and 5.0; no acked entries are always a list.
 
     Raises:
         ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` has a known field.
-
-    Complexity: O(ranges) for a list, a few ns for each entry from 0 to a ledger's last acked one for words.
     """
     selection, form = apply_limits(info.deleted, form=form, limits=limits)
     as_list = form is RangeForm.LIST
+    in_words = () if as_list else selection.kept.bitmaps()
     head = PositionInfoMessage(ledger_id=info.position.ledger_id, entry_id=info.position.entry_id)
     tail = PositionInfoMessage(
         properties=_properties(info.properties),
         batched_entry_deletion_index_info=_batch_infos(info.batch, limits),
-        individual_deleted_message_ranges=() if as_list else _word_lists(selection.kept),
+        individual_deleted_message_ranges=(LongListMap(key=each, values=words_of(bitmap)) for each, bitmap in in_words),
         idle_since=info.idle_since_ms,
     )
     ranges = encode_range_list(selection.kept, tag=_RANGES_TAG) if as_list else []
@@ -143,17 +121,9 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
 
 
 def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> PositionInfo:
-    """Decode an entry of a cursor ledger.
+    """Decode an entry of a cursor ledger, or raise `CorruptStateError`: no other exception can escape.
 
-    Args:
-        data: One whole entry; nothing may follow.
-        ledgers: The message log, for ranges across ledgers. Without it they count only in their upper ledger: fewer
-            acks, never more.
-
-    Raises:
-        CorruptStateError: The bytes are not a valid entry. No other exception can escape.
-
-    Complexity: O(len(data)).
+    Without the ledgers of the log, ranges across ledgers count only in their upper one: fewer acks, never more.
     """
     record = bytes(memoryview(data))
     try:
@@ -178,18 +148,9 @@ def encode_cursor_info(
     compression: Compression = Compression.NONE,
     threshold_bytes: int = COMPRESSION_THRESHOLD_BYTES,
 ) -> bytes:
-    """Encode a cursor's record of the metadata store, byte for byte as Pulsar 4.2 and 5.0. Ranges are a list.
+    """Encode a cursor's record of the metadata store, byte for byte as Pulsar 4.2 and 5.0; ranges are a list.
 
-    Args:
-        info: The state.
-        limits: The limits on the encoded state.
-        compression: The compression. A record with properties, of either kind, is never compressed: Pulsar
-            cannot open it again.
-        threshold_bytes: A record of this size or less is not compressed.
-
-    Raises:
-        ValueError: A number does not fit 64 bits, text is not UTF-8, or `unknown` has a known field.
-        MissingCodecError: The package for this compression is not installed.
+    It is compressed above the threshold. Errors as `encode_position_info`; `MissingCodecError` without the package.
     """
     selection, _ = apply_limits(info.deleted, form=RangeForm.LIST, limits=limits)
     head = ManagedCursorInfo(cursors_ledger_id=info.cursors_ledger_id)
@@ -207,20 +168,18 @@ def encode_cursor_info(
     record = _assembled(head, ranges, tail, info.unknown)
     if compression is Compression.NONE or len(record) <= threshold_bytes:
         return record
+    # Pulsar cannot open a compressed record with properties again.
     return record if info.properties or info.cursor_properties else compress(record, compression)
 
 
 def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorInfo:
-    """Decode a cursor's record of the metadata store, compressed or not.
+    """Decode a cursor's record of the metadata store, compressed or not; at most 128 times as long as its bytes.
 
     Raises:
-        CorruptStateError: The bytes are not a valid record; the offset is relative to the decompressed record, if the
-            compression itself is valid.
+        CorruptStateError: It is not valid; the offset is that in the decompressed record, if it could be decompressed.
         UnsupportedVersionError: Its compression type is unknown.
         MissingCodecError: The package for its compression is not installed.
         No other exception can escape.
-
-    Complexity: O(len(data)); a record is at most 128 times its compressed size.
     """
     record = bytes(memoryview(data))
     if is_compressed(record):
@@ -258,10 +217,6 @@ def _batch_infos(batch: BatchIndexes, limits: Limits) -> Iterator[BatchedEntryDe
     for (ledger_id, entry_id), words in islice(batch.items(), limits.batch_index_count_max):
         position = NestedPositionInfo(ledger_id=ledger_id, entry_id=entry_id)
         yield BatchedEntryDeletionIndexInfo(position=position, delete_set=words)
-
-
-def _word_lists(deleted: DeletedRanges) -> Iterator[LongListMap]:
-    return (LongListMap(key=ledger_id, values=words_of(bitmap)) for ledger_id, bitmap in deleted.bitmaps())
 
 
 def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, unknown: bytes) -> bytes:
@@ -318,12 +273,8 @@ def _deleted(
 ) -> DeletedRanges:
     if len(rows.lower_ledger) or isinstance(message, ManagedCursorInfo):
         return resolve(rows, ledgers, record_bytes=record_bytes)
-    return _deleted_of_words(message.individual_deleted_message_ranges)
-
-
-def _deleted_of_words(lists: Iterable[LongListMap]) -> DeletedRanges:
     deleted, ledger_ids = DeletedRanges(), set()
-    for index, each in enumerate(lists):
+    for index, each in enumerate(message.individual_deleted_message_ranges):
         if each.key < 0 or each.key in ledger_ids:
             expected = "a ledger id of 0 or more, each once"
             raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found=each.key)

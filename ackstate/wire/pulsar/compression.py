@@ -18,8 +18,8 @@ from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ackstate.errors import AckStateError, UnsupportedVersionError
-from ackstate.wire.pulsar.fields import Wire, corrupt, fields_of, varint
+from ackstate.errors import AckStateError, UnsupportedVersionError, corrupt
+from ackstate.wire.pulsar.fields import Wire, fields_of, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +69,19 @@ def compression_of(data: bytes) -> Compression:
 
 def decompress(data: bytes) -> bytes:
     """Return the record behind a header; `CorruptStateError`, `UnsupportedVersionError` or `MissingCodecError`."""
-    number, record_size, end = _header(data)
-    return _decompressed(memoryview(data)[end:], number, record_size, offset=end)
+    number, size, end = _header(data)
+    found: object
+    try:
+        record = _DECOMPRESS[number](memoryview(data)[end:], size)
+    except MissingCodecError:
+        raise
+    except Exception as error:  # Three packages, each with its own errors.
+        found = error
+    else:
+        found = f"{len(record)} bytes"
+        if len(record) == size:
+            return record
+    return corrupt(WHAT, end, f"a payload of {size} bytes", found)
 
 
 def _header(data: bytes) -> tuple[int, int, int]:
@@ -94,21 +105,6 @@ def _header(data: bytes) -> tuple[int, int, int]:
         expected = f"a size of at most {RATIO_MAX} times the payload's {payload_size} bytes"
         corrupt(WHAT, metadata[2].offset, expected, record_size)
     return number, record_size, end
-
-
-def _decompressed(payload: memoryview, number: int, size: int, *, offset: int) -> bytes:
-    found: object
-    try:
-        record = _DECOMPRESS[number](payload, size)
-    except MissingCodecError:
-        raise
-    except Exception as error:  # Three packages, each with its own errors.
-        found = error
-    else:
-        found = f"{len(record)} bytes"
-        if len(record) == size:
-            return record
-    return corrupt(WHAT, offset, f"a payload of {size} bytes", found)
 
 
 def _package(name: str) -> Any:

@@ -25,7 +25,7 @@ from pyroaring import BitMap
 
 from ackstate.checks import LONG_MAX
 from ackstate.deleted_ranges import decode_bitmap, varint_bytes
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.wire.pulsar.fields import (
     Bytes,
@@ -34,7 +34,6 @@ from ackstate.wire.pulsar.fields import (
     Schema,
     Wire,
     check_required,
-    corrupt,
     decode_rows,
     known_fields,
     read_varint,

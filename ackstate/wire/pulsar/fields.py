@@ -8,13 +8,13 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ackstate.deleted_ranges import varint_bytes
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import CorruptStateError, UnsupportedVersionError, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,11 +56,6 @@ class Field(NamedTuple):
         return ((self.value & 2**64 - 1) ^ 2**63) - 2**63
 
 
-def corrupt(what: str, offset: int, expected: object, found: object) -> NoReturn:
-    """Raise `CorruptStateError`."""
-    raise CorruptStateError(what, offset=offset, expected=expected, found=found)
-
-
 def varint(number: int) -> bytes:
     """Encode a non-negative number as a varint."""
     size = varint_bytes(number)
@@ -77,7 +72,7 @@ def read_varint(data: bytes, at: int, end: int, what: str, size_max: int = _VARI
         if byte < 0x80:
             return number, at + index + 1
     found = "the end" if end - at < size_max else "a longer one"
-    corrupt(what, at, f"a varint of at most {size_max} bytes", found)
+    return corrupt(what, at, f"a varint of at most {size_max} bytes", found)
 
 
 def fields_of(data: bytes, begin: int, end: int, *, what: str) -> Iterator[Field]:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from ackstate.wire.pulsar.fields import corrupt, fields_of
+from ackstate.errors import corrupt
+from ackstate.wire.pulsar.fields import fields_of
 
 WHAT = "message entry"
 _BROKER_METADATA, _CHECKSUM = b"\x0e\x02", b"\x0e\x01"
