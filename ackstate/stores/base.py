@@ -119,9 +119,7 @@ class LedgerStore(ABC):
         """
         if not 0 <= ledger_id <= _ID_MAX:  # Not in a call, which would show in an append.
             raise no_ledger(ledger_id)
-        # Copied before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
-        copies = [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
-        (outcome,) = self._append_many([(ledger_id, copies)])
+        (outcome,) = self._append_many([(ledger_id, _copied(entries))])
         if isinstance(outcome, int):
             return outcome
         raise outcome
@@ -139,15 +137,10 @@ class LedgerStore(ABC):
         Raises:
             ValueError: A ledger comes twice; nothing was appended.
         """
-        copies = [
-            (ledger_id, [each if type(each) is bytes else bytes(memoryview(each)) for each in entries])
-            for ledger_id, entries in appends
-        ]
+        copies = [(ledger_id, _copied(entries)) for ledger_id, entries in appends]
         ledger_ids = dict(copies)
         if len(ledger_ids) < len(copies):
             raise ValueError("a ledger must come once in appends, got one twice")
-        if not copies or 0 <= min(ledger_ids) <= max(ledger_ids) <= _ID_MAX:
-            return self._append_many(copies)
         outcomes = iter(self._append_many([each for each in copies if _is_ledger_id(each[0])]))
         return [next(outcomes) if _is_ledger_id(ledger_id) else no_ledger(ledger_id) for ledger_id, _ in copies]
 
@@ -325,19 +318,16 @@ class Store(Protocol):
     @property
     def ledgers(self) -> LedgerStore:
         """The logs."""
-        ...
 
     @property
     def metadata(self) -> MetadataStore:
         """The small values."""
-        ...
 
     def close(self) -> None:
         """Release the storage so that another process may open it, and refuse every later call with `StoreError`.
 
         No-op if closed.
         """
-        ...
 
 
 def no_ledger(ledger_id: int) -> LedgerNotFoundError:
@@ -396,12 +386,17 @@ def call_each(
 _ID_MAX = (1 << 63) - 1  # Of ledgers, entries and versions: the largest integer of SQLite, Java and ZooKeeper.
 
 
+def _copied(entries: Sequence[bytes]) -> list[bytes]:
+    # Before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
+    return [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
+
+
 def _is_ledger_id(number: int) -> bool:
     return 0 <= number <= _ID_MAX
 
 
 def _check_ledger_id(ledger_id: int) -> None:
-    if not 0 <= ledger_id <= _ID_MAX:
+    if not _is_ledger_id(ledger_id):
         raise no_ledger(ledger_id)
 
 
