@@ -119,7 +119,9 @@ class LedgerStore(ABC):
         """
         if not 0 <= ledger_id <= _ID_MAX:  # Not in a call, which would show in an append.
             raise no_ledger(ledger_id)
-        (outcome,) = self._append_many([(ledger_id, _copied(entries))])
+        # Copied before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
+        copies = [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
+        (outcome,) = self._append_many([(ledger_id, copies)])
         if isinstance(outcome, int):
             return outcome
         raise outcome
@@ -137,7 +139,10 @@ class LedgerStore(ABC):
         Raises:
             ValueError: A ledger comes twice; nothing was appended.
         """
-        copies = [(ledger_id, _copied(entries)) for ledger_id, entries in appends]
+        copies = [
+            (ledger_id, [each if type(each) is bytes else bytes(memoryview(each)) for each in entries])
+            for ledger_id, entries in appends
+        ]
         ledger_ids = dict(copies)
         if len(ledger_ids) < len(copies):
             raise ValueError("a ledger must come once in appends, got one twice")
@@ -384,11 +389,6 @@ def call_each(
 
 
 _ID_MAX = (1 << 63) - 1  # Of ledgers, entries and versions: the largest integer of SQLite, Java and ZooKeeper.
-
-
-def _copied(entries: Sequence[bytes]) -> list[bytes]:
-    # Before anything happens: a caller's buffer may change. Through a memoryview: bytes(5) is five zeros.
-    return [each if type(each) is bytes else bytes(memoryview(each)) for each in entries]
 
 
 def _is_ledger_id(number: int) -> bool:

@@ -201,7 +201,7 @@ def test_what_is_taken_is_found_without_a_look_at_the_other_leaves(monkeypatch):
 
     monkeypatch.setattr(Calendar, "_refill", seen)
     for now_ms in range(1, 4_097):
-        assert len(calendar.take_until(now_ms)) == 1
+        assert len(calendar.take_until(now_ms).entry_ids) == 1
     # The front is cut from a leaf, the rest of which stays as leaves of that size.
     assert len(refilled) == 4
     assert all(-calendar_module._LEAF_COUNT_MAX // calendar_module._FRONT_COUNT <= each <= 1 for each in refilled)
