@@ -66,11 +66,7 @@ _Result = TypeVar("_Result")
 
 
 class BucketKey(NamedTuple):
-    """The message ledgers that a bucket covers, both ends included, and its key in the registry.
-
-    >>> str(BucketKey(3, 7)), BucketKey.parse("#pulsar.internal.delayed.bucket_3_7")
-    ('#pulsar.internal.delayed.bucket_3_7', BucketKey(first_ledger_id=3, last_ledger_id=7))
-    """
+    """The message ledgers that a bucket covers, both ends included, and its key in the registry."""
 
     first_ledger_id: int
     last_ledger_id: int
@@ -233,11 +229,8 @@ class BucketRegistry:
 
     Args:
         metadata: The store.
-        path: Where, such as ``/delayed-buckets/orders``; nothing else uses it.
+        path: Where, such as ``/delayed-buckets/orders``; nothing else uses it. `ValueError` if it is not a path.
         check: Raises `AckStateError` if the topic has another owner, who may take the registry over.
-
-    Raises:
-        ValueError: It is not a path.
     """
 
     def __init__(self, metadata: MetadataStore, path: str, *, check: Callable[[], object] = lambda: None) -> None:
@@ -393,9 +386,8 @@ class SnapshotStorage:
             StoreError: The storage failed, or another owner has taken the registry over; call again.
         """
         if self.is_stored:
-            owned = self.ledgers.owned_by(
-                self.owner
-            )  # before the registry is emptied, as in `BucketSnapshots.take_over`
+            # Before the registry is emptied, as in `BucketSnapshots.take_over`.
+            owned = self.ledgers.owned_by(self.owner)
             with self.registry.emptied():
                 for ledger_id in owned:
                     self.ledgers.delete(ledger_id)
@@ -426,10 +418,8 @@ class BucketSnapshots:
         return _bucket_keys(texts), stored
 
     def write(self, segments: Sequence[DelayedIndexes]) -> tuple[int, list[BucketSegment]]:
-        """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments.
-
-        The bucket counts only once it is registered, so a large one may be written by several calls.
-        """
+        """Store a bucket in a new ledger, and return its id and the in-memory parts of the segments."""
+        # The bucket counts only once it is registered, so a large one may be written by several calls.
         encoded = [encode_segment(segment) for segment in segments]
         metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
         entries = [encode_metadata(metadata), *encoded]
@@ -449,10 +439,8 @@ class BucketSnapshots:
         return bucket_id
 
     def register(self, key: BucketKey, bucket_id: int) -> None:
-        """Register a snapshot as that of its bucket; after a failure it may be registered nevertheless.
-
-        `RegistryFencedError`: another owner has taken over; the snapshot is deleted unless that owner has it.
-        """
+        """Register a snapshot as that of its bucket; after a failure it may be registered nevertheless."""
+        # `RegistryFencedError`: another owner has taken over; the snapshot is deleted unless that owner has it.
         try:
             attempt(lambda: self._storage.registry.put(str(key), str(bucket_id)))
         except RegistryFencedError as error:
@@ -513,10 +501,8 @@ class BucketSnapshots:
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot registered or stored, even after a failure; raise the first error.
-
-        One that cannot be unregistered is not deleted: `delete_retired` retries it.
-        """
+        """Unregister and delete every snapshot registered or stored, even after a failure; raise the first error."""
+        # One that cannot be unregistered is not deleted: `delete_retired` retries it.
         errors: list[AckStateError] = []
         stored = self.stored()
         attempt(self._check_owner)  # after they were listed, as in `take_over`
@@ -659,10 +645,6 @@ class FoundBucket(NamedTuple):
         return _union(self.metadata[self.bucket.current - 1 :])
 
 
-class RecoveryTooLongError(AckStateError):
-    """The recovery was abandoned because it took too long."""
-
-
 class _Unusable(Exception):  # noqa: N818 - it never leaves this module
     def __init__(self, reason: DropReason, detail: object = "") -> None:
         super().__init__(reason)
@@ -670,18 +652,12 @@ class _Unusable(Exception):  # noqa: N818 - it never leaves this module
         self.detail = str(detail)
 
 
-def find_buckets(
-    snapshots: BucketSnapshots, *, cutoff_ms: int, is_late: Callable[[], bool]
-) -> tuple[list[FoundBucket], BucketRecoveryReport]:
+def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int) -> tuple[list[FoundBucket], BucketRecoveryReport]:
     """Take over the stored buckets, read them, and delete the useless ones; an error changes no bucket."""
     names, stored = snapshots.take_over()
     found: dict[str, FoundBucket] = {}
     dropped: list[DroppedBucket] = []
     for name, text in sorted(names.items()):
-        if is_late():
-            raise RecoveryTooLongError(
-                f"recovery was abandoned with {len(found) + len(dropped)} of {len(names)} buckets read"
-            )
         try:
             try:
                 key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
@@ -694,12 +670,24 @@ def find_buckets(
         dropped.append(DroppedBucket(name, names[name], DropReason.REPLACED))
         del found[name]
     in_use = {each.bucket.bucket_id for each in found.values()}
-    orphan_count = _tidy(snapshots, in_use, stored, dropped)
+    orphans = stored - in_use
+    for each in dropped:
+        if each.reason is DropReason.MALFORMED:
+            continue
+        key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
+        if bucket_id in in_use:
+            with suppress(AckStateError):  # The next recovery finds the key again.
+                snapshots.unregister(key)
+        else:
+            snapshots.drop(bucket_id, key)
+            orphans.discard(bucket_id)
+    for bucket_id in sorted(orphans):
+        snapshots.drop(bucket_id)
     report = BucketRecoveryReport(
         bucket_count=len(found),
         segments_skipped=sum(each.bucket.current - 1 for each in found.values()),
         dropped=tuple(dropped),
-        orphan_count=orphan_count,
+        orphan_count=len(orphans),
     )
     return list(found.values()), report
 
@@ -743,47 +731,19 @@ def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> Non
 
 
 def _replaced(found: Mapping[str, FoundBucket]) -> list[str]:
-    """Return the buckets whose messages are all in a merged bucket: a crash prevented their deletion.
-
-    Pulsar drops every bucket that another encloses. But a bucket sealed after a recovery may enclose a recovered
-    bucket without having its messages, and then both stay.
-    """
+    """Return the buckets whose messages are all in a merged bucket: a crash prevented their deletion."""
+    # Pulsar drops every bucket that another encloses. But a bucket sealed after a recovery may enclose a recovered
+    # bucket without having its messages, and then both stay.
     replaced: list[str] = []
     for name, each in found.items():
         for other_name, other in found.items():
-            encloses = name != other_name and other.bucket.key.encloses(each.bucket.key)
-            if encloses and _has_all(_union(other.metadata), _union(each.metadata)):
-                replaced.append(name)
-                break
+            if name != other_name and other.bucket.key.encloses(each.bucket.key):
+                enclosing = _union(other.metadata)
+                if all(at in enclosing and bits.issubset(enclosing[at]) for at, bits in _union(each.metadata).items()):
+                    replaced.append(name)
+                    break
     return replaced
-
-
-def _has_all(bitmaps: Mapping[int, BitMap], others: Mapping[int, BitMap]) -> bool:
-    return all(ledger_id in bitmaps and others[ledger_id].issubset(bitmaps[ledger_id]) for ledger_id in others)
 
 
 def _union(metadata: tuple[SegmentMetadata, ...]) -> dict[int, BitMap]:
     return union_by_ledger(segment.bitmaps for segment in metadata)
-
-
-def _tidy(
-    snapshots: BucketSnapshots,
-    in_use: set[int],
-    stored: set[int],
-    dropped: list[DroppedBucket],
-) -> int:
-    """Unregister and delete dropped buckets, delete unregistered snapshots, and return the number of the latter."""
-    orphans = stored - in_use
-    for each in dropped:
-        if each.reason is DropReason.MALFORMED:
-            continue
-        key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
-        if bucket_id in in_use:
-            with suppress(AckStateError):  # The next recovery finds the key again.
-                snapshots.unregister(key)
-        else:
-            snapshots.drop(bucket_id, key)
-            orphans.discard(bucket_id)
-    for bucket_id in sorted(orphans):
-        snapshots.drop(bucket_id)
-    return len(orphans)

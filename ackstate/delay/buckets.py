@@ -13,7 +13,6 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-from intervaltree import Interval, IntervalTree
 
 from ackstate.checks import check_count, integer
 from ackstate.delay.bucket_storage import (
@@ -25,7 +24,7 @@ from ackstate.delay.bucket_storage import (
     RegistryFencedError,
     find_buckets,
 )
-from ackstate.delay.index import Calendar
+from ackstate.delay.index import NOTHING, Calendar, by_ledger, in_order
 from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
     TIME_MS_MAX,
@@ -40,7 +39,7 @@ from ackstate.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.delay.bucket_storage import BucketSegment, SnapshotStorage
     from ackstate.delay.config import DelayConfig
@@ -50,14 +49,6 @@ _NO_LEDGER = -1
 # From this many messages per ledger on, removing them from its bitmap together is faster than one by one.
 _MANY_A_LEDGER = 16
 _LOAD_RETRY_MS = 1_000
-_NOTHING = DelayedIndexes(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-
-
-def in_order(parts: Sequence[DelayedIndexes]) -> DelayedIndexes:
-    """Return the messages of several segments, sorted by time, then by position."""
-    deliver_at_ms, ledger_ids, entry_ids = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
-    return DelayedIndexes(deliver_at_ms[order], ledger_ids[order], entry_ids[order])
 
 
 def cut_segments(indexes: DelayedIndexes, config: DelayConfig) -> list[DelayedIndexes]:
@@ -136,35 +127,34 @@ class BucketStats:
 
 @final
 class SealedBuckets:
-    """Buckets with stored snapshots; the caller holds their loaded messages in memory.
+    """Buckets with stored snapshots; the caller holds their loaded messages in memory."""
 
-    Their ranges may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket.
-    """
+    # Their ranges may overlap: a bucket sealed after a recovery may cover the range of a recovered bucket.
 
     def __init__(self, snapshots: BucketSnapshots | None, config: DelayConfig) -> None:
         self.snapshots = snapshots
         self.damaged: list[DamagedSegment] = []
         self._config = config
-        # Invariant: an interval for each live bucket; its end is the ledger after the bucket's last one. All live
-        # buckets differ in their first ledgers: each is one that no other bucket covered, or that of its first source.
-        self._tree = IntervalTree()
+        # All live buckets differ in their first ledgers: each is one that no other bucket covered, or that of its first
+        # source.
+        self._live: list[Bucket] = []
         # A heap with the boundary of each live bucket, and stale boundaries of others.
         self._boundaries: list[tuple[Boundary, int, Bucket]] = []
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._tree)
+        return len(self._live)
 
     def __iter__(self) -> Iterator[Bucket]:
         """Yield the buckets in order of their ledgers."""
-        return (interval.data for interval in sorted(self._tree, key=lambda interval: interval.begin))
+        return iter(sorted(self._live, key=lambda bucket: bucket.key))
 
     @property
     def memory_bytes(self) -> int:
         return sum(bucket.memory_bytes for bucket in self)
 
     def covers(self, ledger_id: int) -> bool:
-        return bool(self._tree.overlaps_point(ledger_id))
+        return any(each.key.first_ledger_id <= ledger_id <= each.key.last_ledger_id for each in self._live)
 
     def first_boundary(self) -> tuple[Boundary, Bucket] | None:
         """Return the first boundary, before which the bucket's next segment must be loaded, and the bucket."""
@@ -178,7 +168,7 @@ class SealedBuckets:
 
     def adopt(self, bucket: Bucket) -> None:
         """Add a bucket whose current segment the caller holds in memory."""
-        self._tree.add(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
+        self._live.append(bucket)
         self._push(bucket)
 
     def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
@@ -194,17 +184,15 @@ class SealedBuckets:
         return segments[0]
 
     def merge(self) -> DelayedIndexes:
-        """Merge some neighbours if there are too many buckets, and return the messages that must be in memory.
-
-        The sources are in use until the merged bucket is stored and registered, so a failure changes nothing.
-        """
-        sources = buckets_to_merge(list(self)) if self.has_too_many else ()
+        """Merge some neighbours, and return the messages that must be in memory."""
+        # The sources are in use until the merged bucket is stored and registered, so a failure changes nothing.
+        sources = buckets_to_merge(list(self))
         if not sources:
-            return _NOTHING
+            return NOTHING
         merged = self._merged(sources)
         self._stored.count("merge", is_done=merged is not None)
         if merged is None:
-            return _NOTHING
+            return NOTHING
         bucket, first = merged
         for source in sources:
             self._remove(source)
@@ -217,7 +205,8 @@ class SealedBuckets:
                 self._stored.read_segments(each.bucket_id, 1, [segment.metadata for segment in each.segments])
                 for each in sources
             ]
-            segments = cut_segments(in_order([part for of_bucket in parts for part in of_bucket]), self._config)
+            columns = zip(*(part for of_bucket in parts for part in of_bucket), strict=True)
+            segments = cut_segments(in_order(*map(np.concatenate, columns)), self._config)
             bucket_id, kept = self._stored.write(segments)
             key = BucketKey(sources[0].key.first_ledger_id, max(each.key.last_ledger_id for each in sources))
             bucket = Bucket(key, bucket_id, kept, segments[0])
@@ -230,13 +219,11 @@ class SealedBuckets:
         return None
 
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
-        """Load a bucket's next segment, or remove the bucket after the last; None if the storage failed for now.
-
-        A damaged or missing segment is rebuilt: its messages are due at their times in the log, else at its last time.
-        """
+        """Load a bucket's next segment, or remove the bucket after the last; None if the storage failed for now."""
+        # A damaged or missing segment is rebuilt: its messages are due at their times in the log, else at its last one.
         if not bucket.has_unloaded_segment:
             self._remove(bucket)
-            return _NOTHING
+            return NOTHING
         number, segment = bucket.current + 1, bucket.segments[bucket.current]
         try:
             (indexes,) = self._stored.read_segments(bucket.bucket_id, number, [segment.metadata])
@@ -279,20 +266,8 @@ class SealedBuckets:
         """Remove every bucket; the snapshots stay stored."""
         for bucket in self:
             bucket.is_live = False
-        self._tree.clear()
+        self._live.clear()
         self._boundaries.clear()
-
-    def stats(self, *, mutable_count: int, shared_count: int) -> BucketStats:
-        stored = self.snapshots
-        return BucketStats(
-            bucket_count=len(self),
-            mutable_count=mutable_count,
-            shared_count=shared_count,
-            retired_count=0 if stored is None else len(stored.retired),
-            succeeded={} if stored is None else dict(stored.succeeded),
-            failed={} if stored is None else dict(stored.failed),
-            damaged=tuple(self.damaged),
-        )
 
     @property
     def has_too_many(self) -> bool:
@@ -319,36 +294,23 @@ class SealedBuckets:
 
     def _remove(self, bucket: Bucket) -> None:
         bucket.is_live = False
-        self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
+        self._live.remove(bucket)
         self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:
         """Assert every invariant, and return the number of messages to come."""
         waiting = {id(entry[2]) for entry in self._boundaries if _is_current(entry)}
-        firsts = set()
-        for interval in self._tree:
-            bucket = interval.data
+        for bucket in self:
             assert bucket.is_live
-            assert (interval.begin, interval.end - 1) == bucket.key
             assert 1 <= bucket.current <= bucket.last
             assert id(bucket) in waiting
-            firsts.add(interval.begin)
-        assert len(firsts) == len(self._tree) == len(waiting)
+        assert len({bucket.key.first_ledger_id for bucket in self}) == len(self) == len(waiting)
         return sum(segment.message_count for bucket in self for segment in bucket.segments[bucket.current :])
 
 
 def _is_current(entry: tuple[Boundary, int, Bucket]) -> bool:
     boundary, _, bucket = entry
     return bucket.is_live and boundary is bucket.boundary
-
-
-def by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, DelayedIndexes]]:
-    """Yield the messages of each ledger, in the order they have."""
-    order = np.argsort(indexes.ledger_ids, kind="stable")
-    times, ledger_ids, entry_ids = (column[order] for column in indexes)
-    ends = np.flatnonzero(np.diff(ledger_ids, append=_NO_LEDGER)) + 1
-    for first, end in pairwise((0, *ends.tolist())):
-        yield int(ledger_ids[first]), DelayedIndexes(times[first:end], ledger_ids[first:end], entry_ids[first:end])
 
 
 @final
@@ -417,7 +379,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
 
     @classmethod
     def recover(
-        cls, config: DelayConfig, *, storage: SnapshotStorage, now_ms: int, is_late: Callable[[], bool] = lambda: False
+        cls, config: DelayConfig, *, storage: SnapshotStorage, now_ms: int
     ) -> tuple[BucketedDelayIndex, BucketRecoveryReport]:
         """Return an index with the previously sealed buckets, and a report.
 
@@ -425,8 +387,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         the dispatcher reads the log from the mark-delete position and offers them again. It contains messages that were
         acked since, until they are due or the mark-delete position reaches their ledger.
 
-        If the storage fails, or `is_late` returns True, as it is asked before each bucket is read, the index is in
-        memory: nothing is recovered, sealed or deleted, and the stored buckets are left for the next recovery.
+        If the storage fails, the index is in memory: nothing is recovered, sealed or deleted, and the stored buckets
+        are left for the next recovery.
 
         Raises:
             ValueError: The time is out of range.
@@ -436,7 +398,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         cutoff_ms, snapshots = index._cutoff(now_ms), index._sealed.snapshots
         assert snapshots is not None
         try:
-            found, report = find_buckets(snapshots, cutoff_ms=cutoff_ms, is_late=is_late)
+            found, report = find_buckets(snapshots, cutoff_ms=cutoff_ms)
         except AckStateError as error:
             index._seals = False
             index.recovery_report = BucketRecoveryReport(fell_back=str(error))
@@ -602,7 +564,16 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     def stats(self) -> BucketStats:
         """Return the statistics of the index."""
         with self.lock:
-            return self._sealed.stats(mutable_count=len(self._mutable), shared_count=len(self._shared))
+            stored = self._sealed.snapshots
+            return BucketStats(
+                bucket_count=len(self._sealed),
+                mutable_count=len(self._mutable),
+                shared_count=len(self._shared),
+                retired_count=0 if stored is None else len(stored.retired),
+                succeeded={} if stored is None else dict(stored.succeeded),
+                failed={} if stored is None else dict(stored.failed),
+                damaged=tuple(self._sealed.damaged),
+            )
 
     def _cutoff(self, now_ms: int) -> int:
         """Return the latest due time of the messages that are due now; a time before an earlier one counts as that."""
@@ -642,10 +613,8 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             self._has_consumed = True
 
     def _take_due(self, until_ms: int, *, max_count: int | None = None) -> PositionSet:
-        """Take out at most `max_count` of the messages due first, up to a time, included.
-
-        An error of the storage's `read_deliver_at_ms` propagates, and then nothing is taken out.
-        """
+        """Take out at most `max_count` of the messages due first, up to a time, included."""
+        # An error of the storage's `read_deliver_at_ms` propagates, and then nothing is taken out.
         taken = PositionSet()
         try:
             self._take_into(taken, until_ms, max_count)
@@ -664,7 +633,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
             head = self._sealed.first_boundary()
             if head is not None and head[0].due_ms > until_ms:
                 head = None
-            due = DelayedIndexes(*self._shared.take_until(until_ms if head is None else head[0].due_ms, room))
+            due = self._shared.take_until(until_ms if head is None else head[0].due_ms, room)
             is_all = room is None or len(due.ledger_ids) < room
             if head is not None:
                 ahead = head[0].count_before(due)
@@ -695,7 +664,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     def _seal(self) -> None:
         key = BucketKey(self._mutable_first, self._mutable_last)
         self._mutable_first = self._mutable_last = _NO_LEDGER
-        self._shared.add_all(*self._sealed.seal(key, DelayedIndexes(*self._mutable.take_until(TIME_MS_MAX))))
+        self._shared.add_all(*self._sealed.seal(key, self._mutable.take_until(TIME_MS_MAX)))
         if self._sealed.has_too_many:
             self._drop_consumed()
             self._shared.add_all(*self._sealed.merge())

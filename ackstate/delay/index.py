@@ -25,13 +25,13 @@ from ackstate.delay.view import (
 )
 from ackstate.position import ENTRY_ID_MAX, Position
 from ackstate.position_set import PositionSet
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
-    from pyroaring import BitMap
 
     from ackstate.delay.config import DelayConfig
 
@@ -153,17 +153,6 @@ ERA_BITS = POSITION_BITS + TIME_BITS
 LEAF_MASK = (1 << ERA_BITS) - 1
 
 
-class Due(NamedTuple):
-    """Messages and their times: three arrays of one length, by time, then by position."""
-
-    due_ms: NDArray[np.int64]
-    ledger_ids: NDArray[np.int64]
-    entry_ids: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.due_ms)
-
-
 class EraKeys(NamedTuple):
     """The keys of a leaf, sorted, and the era that they omit."""
 
@@ -171,24 +160,30 @@ class EraKeys(NamedTuple):
     keys: array[int] | memoryview
 
 
-def first_of_each(
-    entry_ids: NDArray[np.int64], due_ms: NDArray[np.int64], kept: BitMap
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the entries of one ledger that are in a bitmap, each once, in order, with its first time."""
-    entry_ids, first_at = np.unique(entry_ids, return_index=True)
-    is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
-    return entry_ids[is_kept], due_ms[first_at[is_kept]]
-
-
-def times_of(chunk: EraKeys) -> NDArray[np.int64]:
-    """Return the times of keys."""
+def _times_of(chunk: EraKeys) -> NDArray[np.int64]:
     times = np.frombuffer(chunk.keys, dtype=np.uint64) >> np.uint64(POSITION_BITS)
     return times.astype(np.int64) | chunk.era << TIME_BITS
 
 
-def places_of(chunks: list[EraKeys]) -> NDArray[np.int64]:
-    """Return the places of keys."""
+def _places_of(chunks: list[EraKeys]) -> NDArray[np.int64]:
     return np.frombuffer(b"".join([chunk.keys for chunk in chunks]), dtype=np.int64) & PLACE_MASK
+
+
+def in_order(
+    deliver_at_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
+) -> DelayedIndexes:
+    """Sort messages by time, then by position."""
+    order = np.lexsort((entry_ids, ledger_ids, deliver_at_ms))
+    return DelayedIndexes(deliver_at_ms[order], ledger_ids[order], entry_ids[order])
+
+
+def by_ledger(indexes: DelayedIndexes) -> Iterator[tuple[int, DelayedIndexes]]:
+    """Yield the messages of each ledger, in the order they have."""
+    order = np.argsort(indexes.ledger_ids, kind="stable")
+    times, ledger_ids, entry_ids = (column[order] for column in indexes)
+    ends = np.flatnonzero(np.diff(ledger_ids, append=-1)) + 1
+    for first, end in pairwise((0, *ends.tolist())):
+        yield int(ledger_ids[first]), DelayedIndexes(times[first:end], ledger_ids[first:end], entry_ids[first:end])
 
 
 _LEAF_COUNT_MAX = 32_768
@@ -204,6 +199,7 @@ _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
 _BULK_COUNT_MIN = 64  # Fewer are put into a leaf faster one by one.
 _FEW = 48  # Fewer are put into a bitmap faster one by one.
+NOTHING = DelayedIndexes(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
 
 
 class _Fresh(NamedTuple):
@@ -216,19 +212,11 @@ class _Fresh(NamedTuple):
 
 @final
 class Calendar:
-    """A priority queue of messages by due time, with no object per message; not safe for concurrent use.
+    """A priority queue of messages by due time, with no object per message; not safe for concurrent use."""
 
-    Leaves cover the time to come, each an unsorted array of keys that is divided when it is full. Only the front, a
-    thousand keys or two, is sorted. Messages added in small numbers are gathered first, and go into the leaves
-    together. So the work of a call is bounded, however many messages wait. A message may be in it more than once.
-
-    >>> calendar = Calendar()
-    >>> calendar.add(Position(3, 7), 1_500)
-    >>> calendar.first_due_ms, len(calendar.take_until(1_499))
-    (1500, 0)
-    >>> calendar.take_until(1_500).entry_ids.tolist()
-    [7]
-    """
+    # Leaves cover the time to come, each an unsorted array of keys that is divided when it is full. Only the front, a
+    # thousand keys or two, is sorted. Messages added in small numbers are gathered first, and go into the leaves
+    # together. So the work of a call is bounded, however many messages wait. A message may be in it more than once.
 
     __slots__ = (
         "_count", "_fresh", "_fresh_count_max", "_fresh_first_ms", "_front", "_front_era", "_leaves", "_lows", "_pages",
@@ -284,7 +272,7 @@ class Calendar:
         self.add_all(due_ms, np.full(len(entry_ids), ledger_id), entry_ids)
 
     def add_all(self, due_ms: NDArray[np.int64], ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
-        """Put in messages of any ledgers, three arrays as in `Due` but in any order."""
+        """Put in messages of any ledgers, three arrays as in `DelayedIndexes`, in any order."""
         if not len(due_ms):
             return
         if len(due_ms) >= self._fresh_count_max:
@@ -297,23 +285,26 @@ class Calendar:
         if len(self._fresh.due_ms) >= self._fresh_count_max:
             self._flush()
 
-    def take_until(self, now_ms: int, max_count: int | None = None) -> Due:
+    def take_until(self, now_ms: int, max_count: int | None = None) -> DelayedIndexes:
         """Remove and return the messages due at a time or before, the first `max_count` of them, in order."""
-        due = self._in_order(self._take(now_ms, len(self) + 1 if max_count is None else max_count))
+        chunks = self._take(now_ms, len(self) + 1 if max_count is None else max_count)
+        if not chunks:
+            return NOTHING
+        due = in_order(np.concatenate([*map(_times_of, chunks)]), *self._pages.positions(_places_of(chunks)))
         self._forget_pages_if_empty()
-        if max_count is None or len(due) <= max_count:
+        if max_count is None or len(due.entry_ids) <= max_count:
             return due
         # Pages are numbered as they come, so the first positions are known only among all messages due at one time.
         for due_ms, *position in zip(*(column[max_count:].tolist() for column in due), strict=True):
             self.add(Position(*position), due_ms)
-        return Due(*(column[:max_count] for column in due))
+        return DelayedIndexes(*(column[:max_count] for column in due))
 
     def take_into(self, positions: PositionSet, now_ms: int) -> None:
         """Remove the messages that are due at a time or before, and put their positions into a set."""
         before = len(self)
         chunks = self._take(now_ms, before + 1)
         if before - len(self) >= _FEW:
-            positions.update_ledgers(self._pages.by_page(places_of(chunks)))
+            positions.update_ledgers(self._pages.by_page(_places_of(chunks)))
         else:
             places = (key & PLACE_MASK for chunk in chunks for key in chunk.keys.tolist())
             positions.update_ledgers(self._pages.few_by_page(places))
@@ -323,14 +314,13 @@ class Calendar:
         """Remove the messages that are not in a set, once half of all are to go: O(1) until then."""
         if len(self) <= 2 * len(positions) + _FRESH_COUNT:
             return
-        everything = self.take_until(_NEVER_MS - 1)
-        for ledger_id in np.unique(everything.ledger_ids).tolist():
-            kept = positions.entries_of(ledger_id)
-            if kept is None:
+        for ledger_id, part in by_ledger(self.take_until(_NEVER_MS - 1)):
+            if (kept := positions.entries_of(ledger_id)) is None:
                 continue
-            is_of_it = everything.ledger_ids == ledger_id
             # In order of time: if a message is in it twice, the first time counts.
-            self.add_many(ledger_id, *first_of_each(everything.entry_ids[is_of_it], everything.due_ms[is_of_it], kept))
+            entry_ids, first_at = np.unique(part.entry_ids, return_index=True)
+            is_kept = np.isin(entry_ids, np.array(kept.to_array(), dtype=np.int64), assume_unique=True)
+            self.add_many(ledger_id, entry_ids[is_kept], part.deliver_at_ms[first_at[is_kept]])
 
     def clear(self) -> None:
         Calendar.__init__(self)
@@ -373,14 +363,6 @@ class Calendar:
             self._count -= len(keys)
         return chunks
 
-    def _in_order(self, chunks: list[EraKeys]) -> Due:
-        if not chunks:
-            return Due(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-        times, places = np.concatenate([*map(times_of, chunks)]), places_of(chunks)
-        ledger_ids, entry_ids = self._pages.positions(places)
-        order = np.lexsort((entry_ids, ledger_ids, times))
-        return Due(times[order], ledger_ids[order], entry_ids[order])
-
     def _flush(self) -> None:
         self._free_unused_pages()
         fresh, self._fresh, self._fresh_first_ms = self._fresh, _Fresh(array("q"), array("q"), array("q")), _NEVER_MS
@@ -402,7 +384,9 @@ class Calendar:
                 self._set_front(np.frombuffer(self._front, dtype=np.uint64))
             return
         if at < 0 or self._lows[at] >> ERA_BITS != era:
-            at = self._begin_era(at + 1, era)
+            at += 1
+            self._lows.insert(at, era << ERA_BITS)
+            self._leaves.insert(at, array("Q"))
         self._leaves[at].append(key & LEAF_MASK)
         if len(self._leaves[at]) > _LEAF_COUNT_MAX:
             self._divide(at)
@@ -466,12 +450,6 @@ class Calendar:
         keys = np.partition(keys, range(size, len(keys), size))
         self._insert_leaves(at, low >> ERA_BITS, keys, size=size)
         self._lows[at] = low
-
-    def _begin_era(self, at: int, era: int) -> int:
-        """Put in an empty leaf, to be filled at once, and return where."""
-        self._lows.insert(at, era << ERA_BITS)
-        self._leaves.insert(at, array("Q"))
-        return at
 
     def _insert_leaves(self, at: int, era: int, keys: NDArray[np.uint64], *, size: int) -> None:
         """Put in keys of one era as leaves of at most `size` keys, the first of which is the lowest of each."""

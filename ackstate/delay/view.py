@@ -71,11 +71,9 @@ class AckedAndSent(Protocol):
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Remove the acked entries from a bitmap of entries of one ledger."""
-        ...
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
         """Return what the reader has passed from `first` to `end` (excluded) that is not acked, in flight or queued."""
-        ...
 
 
 class DelayedDeliveryTracker(Protocol):
@@ -107,11 +105,9 @@ class DelayedDeliveryTracker(Protocol):
             ValueError: An id or a time is out of range.
             TypeError: An id or a time is not an integer.
         """
-        ...
 
     def has_message_available(self, *, now_ms: int) -> bool:
         """Return whether `scheduled_messages` would hand out anything now."""
-        ...
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
@@ -122,30 +118,24 @@ class DelayedDeliveryTracker(Protocol):
         Raises:
             As `add_message`.
         """
-        ...
 
     @property
     def delayed_message_count(self) -> int:
         """How many messages wait, including due ones that were not yet handed out."""
-        ...
 
     @property
     def memory_bytes(self) -> int:
         """About how much memory the tracker takes."""
-        ...
 
     @property
     def next_delivery_ms(self) -> int | None:
         """When to poll again: no message that waits is due before; None if none waits."""
-        ...
 
     def clear(self) -> None:
         """Forget every message; the dispatcher restarts and will offer the unacked messages again."""
-        ...
 
     def close(self) -> None:
         """Release everything. Any later call but `close` raises `ValueError`."""
-        ...
 
     # The rest has a default, which suits a tracker of one subscription that starts empty.
 
@@ -211,11 +201,10 @@ class DueBatch:
 
 @final
 class DueLog:
-    """Batches in a linked list, of which the log itself holds only the end: batches that all have read are gone.
+    """Batches in a linked list, of which the log itself holds only the end: batches that all have read are gone."""
 
-    A reader that lags would keep all later batches alive. So once they take more than about `bytes_max`, all readers
-    must catch up: from then on the messages that such a reader has not handed out are in its own memory.
-    """
+    # A reader that lags would keep all later batches alive. So once they take more than about `bytes_max`, all readers
+    # must catch up: from then on the messages that such a reader has not handed out are in its own memory.
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -252,10 +241,9 @@ def batches_from(batch: DueBatch) -> Iterator[DueBatch]:
 
 
 class SharedDelayIndex(ABC):
-    """The messages of a topic that are not yet due, as its views and its message log use them.
+    """The messages of a topic that are not yet due, as its views and its message log use them."""
 
-    All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
-    """
+    # All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
 
     def __init__(self, *, due_log_bytes_max: int) -> None:
         self.held = PositionSet()  # not yet due; to be read, not changed
@@ -287,10 +275,8 @@ class SharedDelayIndex(ABC):
 
     @abstractmethod
     def drop_before(self, ledger_id: int) -> None:
-        """Drop the messages of the ledgers before one: every subscription has acked them.
-
-        A later call may name a lower ledger. A subscription that restarts there offers the messages once more.
-        """
+        """Drop the messages of the ledgers before one: every subscription has acked them."""
+        # A later call may name a lower ledger. A subscription that restarts there offers the messages once more.
 
     def forget_before(self, ledger_id: int) -> None:
         """Drop the messages of the ledgers before one, which the log no longer has."""
@@ -298,13 +284,7 @@ class SharedDelayIndex(ABC):
             self.drop_before(ledger_id)
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
-        """Return a view for a subscription that is about to read the message log.
-
-        Views may be used by different threads.
-
-        Args:
-            is_acked: Returns whether the subscription has acked a position.
-        """
+        """Return a view for a subscription that is about to read the log; `is_acked` is asked for its positions."""
         self._check_open()
         return SubscriptionDelayView(self, is_acked=is_acked)
 
@@ -378,20 +358,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         Complexity: O(1), and once for each batch of the due log the cost of reading it.
         """
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
-        index = self._index
-        while True:
-            index.lock.acquire()  # half the time of `with`
-            try:
-                index.move_due(now_ms)
-                if not self._is_cut_off:
-                    is_held = index.hold(position, deliver_at_ms)
-                    # Before the window grows: messages that fell due ahead of the reader are dropped, perhaps this one.
-                    self._read_due_log()
-                    self._pass(position)
-                    return is_held or position in self._due
-            finally:
-                index.lock.release()
-            self._derive()
+        return self._meet(position, deliver_at_ms, now_ms)
 
     @property
     def shared_index(self) -> SharedDelayIndex:
@@ -405,21 +372,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     def skip(self, position: Position, *, now_ms: int) -> bool:
         """Return whether a message that the reader comes to is known to wait; see `DelayedDeliveryTracker.skip`."""
         position, _, now_ms = check_message(position, -1, now_ms)
-        index = self._index
-        while True:
-            index.lock.acquire()  # half the time of `with`
-            try:
-                index.move_due(now_ms)
-                if not self._is_cut_off:
-                    is_held = position in index.held
-                    # Before the window grows, as in `add_message`.
-                    self._read_due_log()
-                    if is_held:
-                        self._pass(position)
-                    return is_held or position in self._due
-            finally:
-                index.lock.release()
-            self._derive()
+        return self._meet(position, None, now_ms)
 
     def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
         """See `DelayedDeliveryTracker.unknown`. Complexity: bitmap operations, if none of them is known to wait."""
@@ -452,7 +405,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def has_message_available(self, *, now_ms: int) -> bool:
         """Return whether `scheduled_messages` would hand out anything now."""
-        self._advance(now_ms)
+        self._catch_up_now(check_time(now_ms, name="now_ms"))
         found = self._take_unacked(1)
         self._put_back(found)
         return bool(found)
@@ -466,7 +419,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         """
         max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
-        self._advance(now_ms)
+        self._catch_up_now(check_time(now_ms, name="now_ms"))
         found = self._take_unacked(max_messages)
         return list(chain.from_iterable(positions_of(*each) for each in found))
 
@@ -549,9 +502,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             raise ValueError("the view is closed; open another one from the topic's index")
         return self._open_index
 
-    def _advance(self, now_ms: int) -> None:
-        self._catch_up_now(check_time(now_ms, name="now_ms"))
-
     def _catch_up_now(self, now_ms: int | None = None) -> None:
         index = self._index
         with index.lock:
@@ -561,18 +511,33 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         if self._is_cut_off:
             self._derive()
 
+    def _meet(self, position: Position, deliver_at_ms: int | None, now_ms: int) -> bool:
+        """Return whether a message waits; hold it if it is offered with a time."""
+        index = self._index
+        while True:
+            index.lock.acquire()  # half the time of `with`
+            try:
+                index.move_due(now_ms)
+                if not self._is_cut_off:
+                    is_held = position in index.held if deliver_at_ms is None else index.hold(position, deliver_at_ms)
+                    # Before the window grows: messages that fell due ahead of the reader are dropped, perhaps this one.
+                    self._read_due_log()
+                    if is_held or deliver_at_ms is not None:
+                        if position < self._first:  # noqa: PLR1730 - faster than `min`
+                            self._first = position
+                        if position > self._last:  # noqa: PLR1730
+                            self._last = position
+                    return is_held or position in self._due
+            finally:
+                index.lock.release()
+            self._derive()
+
     def _drop_consumed(self, before_ledger_id: int) -> None:
         """Drop ledgers that all have acked, if the lowest mark-delete position may have left a ledger."""
         ledger_ids = [reader.mark_delete_ledger_id for reader in self._index.due_log.readers]
         lowest = min(ledger_ids, default=0)
         if lowest > before_ledger_id:
             self._index.drop_before(lowest)
-
-    def _pass(self, position: Position) -> None:
-        if position < self._first:  # noqa: PLR1730 - faster than `min`
-            self._first = position
-        if position > self._last:  # noqa: PLR1730
-            self._last = position
 
     def _window(self) -> tuple[Position, Position]:
         """Return which due messages concern the view: first included, end excluded."""

@@ -146,8 +146,6 @@ class LedgerStore(ABC):
         ledger_ids = dict(copies)
         if len(ledger_ids) < len(copies):
             raise ValueError("a ledger must come once in appends, got one twice")
-        if not copies or 0 <= min(ledger_ids) <= max(ledger_ids) <= _ID_MAX:
-            return self._append_many(copies)
         outcomes = iter(self._append_many([each for each in copies if _is_ledger_id(each[0])]))
         return [next(outcomes) if _is_ledger_id(ledger_id) else no_ledger(ledger_id) for ledger_id, _ in copies]
 
@@ -325,19 +323,16 @@ class Store(Protocol):
     @property
     def ledgers(self) -> LedgerStore:
         """The logs."""
-        ...
 
     @property
     def metadata(self) -> MetadataStore:
         """The small values."""
-        ...
 
     def close(self) -> None:
         """Release the storage so that another process may open it, and refuse every later call with `StoreError`.
 
         No-op if closed.
         """
-        ...
 
 
 def no_ledger(ledger_id: int) -> LedgerNotFoundError:
@@ -401,7 +396,7 @@ def _is_ledger_id(number: int) -> bool:
 
 
 def _check_ledger_id(ledger_id: int) -> None:
-    if not 0 <= ledger_id <= _ID_MAX:
+    if not _is_ledger_id(ledger_id):
         raise no_ledger(ledger_id)
 
 

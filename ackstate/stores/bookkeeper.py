@@ -134,35 +134,27 @@ class LedgerRegistry(Protocol):
 
     def check_usable(self) -> None:
         """Raise `StoreError` if calls are refused."""
-        ...
 
     def check_writable(self) -> None:
         """Raise `StoreError` if changes are refused."""
-        ...
 
     def create(self, owner: str) -> OpenLedger:
         """Create a ledger that `owned_by` finds."""
-        ...
 
     def check(self, ledger_id: int) -> None:
         """Raise `LedgerNotFoundError` if there is no such ledger, perhaps since another process has deleted it."""
-        ...
 
     def missing(self, ledger_id: int) -> AckStateError:
         """Return the error for a ledger, or a part of it, that BookKeeper does not have."""
-        ...
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger that this process does not append to; no-op if it does not exist."""
-        ...
 
     def owned_by(self, owner: str) -> Iterable[int]:
         """As `LedgerStore.owned_by`, in any order."""
-        ...
 
     def owners(self) -> Iterable[str]:
         """As `LedgerStore.owners`, in any order."""
-        ...
 
 
 class _Writer:
@@ -462,13 +454,11 @@ class BookKeeperLedgers(LedgerStore):
 
 @final
 class LedgerNodes:
-    """The names and owners of a store's ledgers in ZooKeeper.
+    """The names and owners of a store's ledgers in ZooKeeper."""
 
-    A ledger has a node with its owner, and one below its owner. While it is created or deleted in BookKeeper, it has
-    neither, but one below `GARBAGE`: so a crash leaves no ledger that nothing names, and every ledger that is named
-    exists, unless BookKeeper has lost it.
-    """
-
+    # A ledger has a node with its owner, and one below its owner. While it is created or deleted in BookKeeper, it has
+    # neither, but one below `GARBAGE`: so a crash leaves no ledger that nothing names, and every ledger that is named
+    # exists, unless BookKeeper has lost it.
     has_batch_marks = True
 
     def __init__(
@@ -595,40 +585,24 @@ def _garbage_path(ledger_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BookKeeperOptions:
-    """How a `BookKeeperStore` uses BookKeeper.
+    """How a `BookKeeperStore` uses BookKeeper."""
 
-    Attributes:
-        replication: The bookies, checksum and password of new ledgers; the password of all.
-        ledgers_root: BookKeeper's own node in the same ZooKeeper cluster.
-        class_path: Jars, and folders of jars, separated as in Java. None takes the environment's
-            ``ACKSTATE_BOOKKEEPER_CLASSPATH``, or Pulsar's ``lib`` in ``PULSAR_HOME``.
-        jvm_options: The options of the virtual machine, such as its largest heap.
-        settings: Properties of BookKeeper's ``ClientConfiguration`` by name.
-        client: A client of the same cluster that several stores share; the fields above except `replication` are then
-            ignored. A store does not close it. None starts one for this store.
-    """
-
-    replication: Replication = field(default_factory=Replication)
-    ledgers_root: str = "/ledgers"
+    replication: Replication = field(default_factory=Replication)  # of new ledgers; the password of all
+    ledgers_root: str = "/ledgers"  # BookKeeper's own node in the same ZooKeeper cluster
+    # Jars, and folders of jars, separated as in Java. None takes the environment's ``ACKSTATE_BOOKKEEPER_CLASSPATH``,
+    # or Pulsar's ``lib`` in ``PULSAR_HOME``.
     class_path: str | None = None
-    jvm_options: Sequence[str] = JVM_OPTIONS
-    settings: Mapping[str, str] = field(default_factory=dict)
+    jvm_options: Sequence[str] = JVM_OPTIONS  # of the virtual machine, such as its largest heap
+    settings: Mapping[str, str] = field(default_factory=dict)  # of BookKeeper's ``ClientConfiguration``, by name
+    # A client of the same cluster that several stores share, which a store does not close; the fields above except
+    # `replication` are then ignored. None starts one for this store.
     client: BookKeeperClient | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         check_path(self.ledgers_root)
 
     def connect(self, hosts: str, *, call_timeout_s: float) -> BookKeeperClient:
-        """Start a client of a cluster.
-
-        Args:
-            hosts: ZooKeeper's ``host:port`` pairs separated by commas.
-            call_timeout_s: How long a call waits for an answer.
-
-        Raises:
-            StoreError: JPype, Java or BookKeeper's client is missing, or the cluster does not answer.
-        """
+        """Start a client of a cluster with these ZooKeeper servers; `StoreError` if that fails."""
         return BookKeeperClient(
             f"zk+null://{hosts.replace(',', ';')}{self.ledgers_root}",
             class_path=self.class_path,
@@ -687,7 +661,7 @@ class BookKeeperStore:
         )
         with ExitStack() as opened:
             opened.callback(session.close)
-            _check_store(session) if only_reads else _prepare(session)
+            _prepare(session, only_reads=only_reads)
             client = options.client or options.connect(hosts, call_timeout_s=call_timeout_s)
             if options.client is None:
                 opened.callback(client.close)
@@ -723,18 +697,16 @@ class BookKeeperStore:
         self._closing.close()
 
 
-def _check_store(session: ZooKeeperSession) -> None:
-    """Refuse a root that is not a store."""
+def _prepare(session: ZooKeeperSession, *, only_reads: bool) -> None:
+    """Create the nodes of a store at an empty root, unless it is only read, and refuse a root that is no store."""
     (found,) = session.read(STORE)
-    if found is None or not found.data:
-        state = "missing" if found is None else "empty"
-        raise StoreError(f"{session.name} is not an ackstate store: its node is {state}")
-    decode_as(NodeKind.BOOKKEEPER_STORE, STORE, found.data)
-
-
-def _prepare(session: ZooKeeperSession) -> None:
-    """Create the nodes of a store at an empty root, and refuse a root with foreign nodes."""
-    if session.read(STORE) == [None]:
+    if only_reads:
+        if found is None or not found.data:
+            state = "missing" if found is None else "empty"
+            raise StoreError(f"{session.name} is not an ackstate store: its node is {state}")
+        decode_as(NodeKind.BOOKKEEPER_STORE, STORE, found.data)
+        return
+    if found is None:
         session.make_root()
     session.settle(lambda: _make_if_empty(session))
 

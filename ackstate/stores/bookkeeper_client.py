@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,24 +74,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How the entries of a new ledger are replicated, and protected; the defaults are Pulsar's.
+    """How the entries of a new ledger are replicated, and protected; the defaults are Pulsar's."""
 
-    Attributes:
-        ensemble_size: The number of bookies that store a ledger.
-        write_quorum: The number of bookies that store each entry.
-        ack_quorum: The number of bookies that must have synced an entry before it is durable.
-        digest_type: The checksum of each entry: ``CRC32C``, ``CRC32``, ``MAC`` or ``DUMMY``.
-        password: Needed to open the ledger.
-    """
-
-    ensemble_size: int = 2
-    write_quorum: int = 2
-    ack_quorum: int = 2
-    digest_type: str = "CRC32C"
-    password: bytes = b""
+    ensemble_size: int = 2  # the number of bookies that store a ledger
+    write_quorum: int = 2  # the number of bookies that store each entry
+    ack_quorum: int = 2  # the number of bookies that must have synced an entry before it is durable
+    digest_type: str = "CRC32C"  # the checksum of each entry: one of `DIGEST_TYPES`
+    password: bytes = b""  # needed to open the ledger
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
             raise ValueError(
                 "replication must be 1 <= ack_quorum <= write_quorum <= ensemble_size, got"
@@ -255,14 +246,8 @@ class BookKeeperClient:
 
     def append(self, entries: Sequence[tuple[int, bytes]]) -> Reply[list[int | StoreError]]:
         """Append entries to any ledgers, by handle, in one request; the outcome of each is its entry id or an error."""
-        # If an append to a ledger fails, so do all later ones. An entry above `entry_bytes_max` is refused before
-        # anything is sent, because a bookie would drop it silently.
-        largest = max((len(entry) for _, entry in entries), default=0)
-        if largest > self.entry_bytes_max:
-            raise PayloadTooLargeError(
-                f"{self._name}: an entry must have at most {self.entry_bytes_max} bytes ({_FRAME_SIZE_SETTING}), got"
-                f" {largest}; nothing was sent"
-            )
+        # If an append to a ledger fails, so do all later ones. The caller refuses an entry above `entry_bytes_max`,
+        # because a bookie would drop it silently.
         return self._call(_append_outcomes, "append", list(entries))
 
     def append_all(self, entries: Sequence[tuple[int, bytes]]) -> list[int | StoreError]:

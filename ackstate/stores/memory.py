@@ -54,14 +54,9 @@ _ERROR_OF = dict.fromkeys(_CRASHES, PowerCutError) | {FaultKind.FULL: StoreFullE
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault at one mutation of a store.
+    """A fault at one mutation of a store."""
 
-    Attributes:
-        mutation: The number of the mutation, as counted by `MemoryStore.mutation_count`: the first is 0.
-        kind: The effect of the fault.
-    """
-
-    mutation: int
+    mutation: int  # its number, as counted by `MemoryStore.mutation_count`: the first is 0
     kind: FaultKind
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ from ackstate.stores.base import (
     no_ledger,
 )
 from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
-from ackstate.topic_name import parse_topic, persistence_name
+from ackstate.topic_name import TopicName, parse_topic, persistence_name
 from ackstate.wire.pulsar import decode_cursor_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from ackstate.stores.base import LedgerStore, Versioned
     from ackstate.stores.bookkeeper_client import OpenLedger
     from ackstate.stores.zookeeper import ZooKeeperNodes
-    from ackstate.wire.pulsar.codec import MessageLedger
 
 ROOT = "/managed-ledgers"
 DOMAIN = "persistent"
@@ -76,23 +75,14 @@ _UNLOADING = {
 
 
 class PulsarUrl(NamedTuple):
-    """Where the metadata of a Pulsar cluster is, and which of its topics are meant.
+    """Where the metadata of a Pulsar cluster is, and which of its topics are meant."""
 
-    Attributes:
-        hosts: The ZooKeeper servers.
-        within: A tenant, a namespace or a topic, as ``TENANT/NAMESPACE/TOPIC``; empty for the whole cluster.
-        chroot: The node in ZooKeeper below which the cluster is; empty for the top.
-        ledgers: BookKeeper's node, below `chroot`.
-        digest: The brokers' ``managedLedgerDigestType``; empty for the default.
-        password_file: A file with the brokers' ``managedLedgerPassword``; empty for none.
-    """
-
-    hosts: str
-    within: str = ""
-    chroot: str = ""
-    ledgers: str = "/ledgers"
-    digest: str = ""
-    password_file: str = ""
+    hosts: str  # the ZooKeeper servers
+    within: str = ""  # a tenant, a namespace or a topic, as TENANT/NAMESPACE/TOPIC; empty for the whole cluster
+    chroot: str = ""  # the node in ZooKeeper below which the cluster is; empty for the top
+    ledgers: str = "/ledgers"  # BookKeeper's node, below `chroot`
+    digest: str = ""  # the brokers' ``managedLedgerDigestType``; empty for the default
+    password_file: str = ""  # a file with the brokers' ``managedLedgerPassword``; empty for none
 
     @property
     def topic(self) -> str | None:
@@ -101,14 +91,9 @@ class PulsarUrl(NamedTuple):
 
 
 def parse_pulsar_url(url: str) -> PulsarUrl:
-    """Parse ``pulsar+zk://HOST:PORT[,HOST:PORT][/TENANT[/NAMESPACE[/TOPIC]]]``.
-
-    ``zk:HOST:PORT[,HOST:PORT][/CHROOT]``, as in a broker's ``metadataStoreUrl``, is accepted, too.
-    ``?NAME=VALUE[&NAME=VALUE]`` sets other fields of `PulsarUrl`, such as ``?chroot=/pulsar&password_file=secret``.
-
-    Raises:
-        ValueError: The URL is not one of these; another metadata store of Pulsar is named.
-    """
+    """Parse ``pulsar+zk://HOST:PORT[,HOST:PORT][/TENANT[/NAMESPACE[/TOPIC]]]``; `ValueError` for any other URL."""
+    # ``zk:HOST:PORT[,HOST:PORT][/CHROOT]``, as in a broker's ``metadataStoreUrl``, is accepted, too.
+    # ``?NAME=VALUE[&NAME=VALUE]`` sets other fields of `PulsarUrl`, such as ``?chroot=/pulsar&password_file=secret``.
     scheme = next((scheme for scheme in _SCHEMES if url.startswith(scheme)), None)
     if scheme is None:
         other = next((name for start, name in _OTHERS.items() if url.removeprefix("pulsar+").startswith(start)), None)
@@ -148,21 +133,20 @@ def check_topic(topic: str) -> str:
     """Return a topic's full name, also for ``TENANT/NAMESPACE/TOPIC`` and a bare ``TOPIC`` of ``public/default``."""
     if "://" not in topic:
         topic = f"persistent://{topic if topic.count('/') > 1 else f'public/default/{topic}'}"
-    parts = parse_topic(topic)
-    if parts is None or parts.domain != "persistent":
-        raise ValueError(f"topic must be persistent://TENANT/NAMESPACE/TOPIC, got {topic!r}")
+    _parts(topic)
     return topic
 
 
-def managed_ledger_name(topic: str) -> str:
-    """Return Pulsar's name of a topic's message log, as in the custom metadata of its ledgers.
-
-    >>> managed_ledger_name("persistent://public/default/a/b")
-    'public/default/persistent/a%2Fb'
-    """
+def _parts(topic: str) -> TopicName:
     parts = parse_topic(topic)
     if parts is None or parts.domain != DOMAIN:
         raise ValueError(f"topic must be {DOMAIN}://TENANT/NAMESPACE/TOPIC, got {topic!r}")
+    return parts
+
+
+def managed_ledger_name(topic: str) -> str:
+    """Return Pulsar's name of a topic's message log, as in the custom metadata of its ledgers."""
+    parts = _parts(topic)
     return f"{parts.namespace}/{parts.domain}/{persistence_name(parts.local)}"
 
 
@@ -180,11 +164,7 @@ def decoded(name: str) -> str:
 
 
 def pulsar_path(path: str) -> str | None:
-    """Return Pulsar's path of a topic's or a cursor's record; None for a path that Pulsar does not have.
-
-    >>> pulsar_path("/managed-ledgers/persistent%3A%2F%2Fpublic%2Fdefault%2Forders/billing")
-    '/managed-ledgers/public/default/persistent/orders/billing'
-    """
+    """Return Pulsar's path of a topic's or a cursor's record; None for a path that Pulsar does not have."""
     prefix, names = f"{ROOT}/", path.removeprefix(f"{ROOT}/").split("/")
     if not path.startswith(prefix) or len(names) > 2:
         return None
@@ -199,12 +179,10 @@ def quoted(name: str) -> str:
 
 @final
 class CursorLedgers:
-    """The names and owners of cursor ledgers, as a broker creates them: a `LedgerRegistry`.
+    """The names and owners of cursor ledgers, as a broker creates them: a `LedgerRegistry`."""
 
-    The owner of a ledger is that whose record names it, or for which this object has created it. A ledger that a
-    broker's crash left over is not found: BookKeeper has no index of them.
-    """
-
+    # The owner of a ledger is that whose record names it, or for which this object has created it. A ledger that a
+    # broker's crash left over is not found: BookKeeper has no index of them.
     has_batch_marks = False
 
     def __init__(self, client: BookKeeperClient, nodes: ZooKeeperNodes, replication: Replication) -> None:
@@ -234,24 +212,19 @@ class CursorLedgers:
 
     def owned_by(self, owner: str) -> Iterable[int]:
         found = {ledger_id for ledger_id, name in list(self._created.items()) if name == owner}
-        metadata = cursor_metadata(owner)
-        named = None if metadata is None else self._named_by(owner)
-        if named is not None and metadata is not None and self._has_metadata(named, metadata):
+        path, metadata = pulsar_path(owner.removeprefix(_OWNER_PREFIX)), cursor_metadata(owner)
+        record = None if metadata is None or path is None else self._nodes.get(path)
+        named = -1
+        if record is not None:
+            with suppress(AckStateError):
+                named = decode_cursor_info(record.data).cursors_ledger_id
+        if named >= 0 and metadata is not None and self._has_metadata(named, metadata):
             found.add(named)
         return found
 
     def owners(self) -> Iterable[str]:
         """Return the owners of ledgers created here."""
         return list(self._created.values())
-
-    def _named_by(self, owner: str) -> int | None:
-        path = pulsar_path(owner.removeprefix(_OWNER_PREFIX))
-        found = None if path is None else self._nodes.get(path)
-        try:
-            ledger_id = -1 if found is None else decode_cursor_info(found.data).cursors_ledger_id
-        except AckStateError:
-            return None
-        return None if ledger_id < 0 else ledger_id
 
     def _has_metadata(self, ledger_id: int, expected: Mapping[str, bytes]) -> bool:
         try:
@@ -298,28 +271,6 @@ class PulsarMessageLog:
                 deliver_at_ms=times.deliver_at_ms,
                 message_count=times.message_count,
             )
-
-
-def read_message_log(data: bytes, store: LedgerStore, *, topic: str) -> PulsarMessageLog:
-    """Return the message log of a topic."""
-    # The record does not have the size of the ledger that is written to, nor that of one whose broker died: the last
-    # entry that can be read is its last one.
-    found = decode_ledger_info(data)
-    if not found:
-        raise CorruptStateError(f"message log of {topic}", offset=0, expected="a ledger", found="none")
-    counts = {each.ledger_id: _entry_count(each, store, is_last=each is found[-1]) for each in found}
-    offloaded = frozenset(each.ledger_id for each in found if each.is_offloaded)
-    return PulsarMessageLog(LedgerMap.from_counts(counts), store, offloaded)
-
-
-def _entry_count(ledger: MessageLedger, store: LedgerStore, *, is_last: bool) -> int:
-    if ledger.entry_count or not is_last:
-        return ledger.entry_count
-    try:
-        return store.last(ledger.ledger_id) + 1
-    except LedgerNotFoundError:
-        # The broker has named the ledger that it is about to create.
-        return 0
 
 
 @final
@@ -414,8 +365,21 @@ class PulsarLayout:
 
     def find_message_log(self, topic: str) -> PulsarMessageLog | None:
         """Return the message log of a topic as it is now; None if there is no such topic."""
-        found = self.nodes.get(f"{ROOT}/{managed_ledger_name(topic)}")
-        return None if found is None else read_message_log(found.data, self._ledgers, topic=topic)
+        record = self.nodes.get(f"{ROOT}/{managed_ledger_name(topic)}")
+        if record is None:
+            return None
+        found = decode_ledger_info(record.data)
+        if not found:
+            raise CorruptStateError(f"message log of {topic}", offset=0, expected="a ledger", found="none")
+        counts = {each.ledger_id: each.entry_count for each in found}
+        last_id = found[-1].ledger_id
+        if not counts[last_id]:
+            # The record does not have the size of the ledger that is written to, nor that of one whose broker died: the
+            # last entry that can be read is its last one. The broker names a ledger that it is about to create.
+            with suppress(LedgerNotFoundError):
+                counts[last_id] = self._ledgers.last(last_id) + 1
+        offloaded = frozenset(each.ledger_id for each in found if each.is_offloaded)
+        return PulsarMessageLog(LedgerMap.from_counts(counts), self._ledgers, offloaded)
 
     def close(self) -> None:
         self._closing.close()
@@ -482,7 +446,7 @@ class TopicOwnedError(StoreError):
 def find_owner(nodes: ZooKeeperNodes, topic: str) -> str | None:
     """Return the broker that owns a topic, None without one; `StoreError` if ownership is kept elsewhere."""
     _check_load_manager(nodes)
-    namespace = _namespace(topic)
+    namespace = _parts(topic).namespace
     for bundle in nodes.children(f"/namespace/{namespace}"):
         first, end = _bounds(bundle, namespace)
         if first <= topic_hash(topic) < end:
@@ -502,7 +466,7 @@ def hold_topic(nodes: ZooKeeperNodes, topic: str) -> Iterator[None]:
         CorruptStateError: A node cannot be decoded.
     """
     owner = find_owner(nodes, topic)
-    namespace = _namespace(topic)
+    namespace = _parts(topic).namespace
     path = f"/namespace/{namespace}/{_bundle(nodes, namespace, topic)}"
     if owner is None and not nodes.session.create_ephemeral(path, json.dumps(_UNLOADING).encode()):
         owner = find_owner(nodes, topic) or "a broker that has just come"
@@ -520,13 +484,6 @@ def hold_topic(nodes: ZooKeeperNodes, topic: str) -> Iterator[None]:
 def topic_hash(topic: str) -> int:
     """Return the hash by which a topic belongs to a bundle."""
     return zlib.crc32(topic.encode())
-
-
-def _namespace(topic: str) -> str:
-    parts = parse_topic(topic)
-    if parts is None:
-        raise ValueError(f"topic must be persistent://TENANT/NAMESPACE/TOPIC, got {topic!r}")
-    return parts.namespace
 
 
 def _bundle(nodes: ZooKeeperNodes, namespace: str, topic: str) -> str:

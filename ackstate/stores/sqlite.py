@@ -29,7 +29,7 @@ import shutil
 import struct
 import tempfile
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, final
@@ -53,12 +53,21 @@ from ackstate.stores.base import (
     other_version,
 )
 from ackstate.stores.sqlite_connection import SqliteConnection, opened_here
-from ackstate.stores.sqlite_database import DATABASE, check_no_links, check_not_lost, closed_to_others, system_errors
+from ackstate.stores.sqlite_database import (
+    DATABASE,
+    check_no_links,
+    check_not_lost,
+    lock_directory,
+    system_errors,
+    unlock,
+)
 from ackstate.stores.sqlite_log import check_log
 from ackstate.wire.native import SEALED
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Callable
+
 COPY_BYTES_MAX = 4 << 30
 """The default limit for the total size of a store's files that are copied, in bytes."""
 SEAL_BYTES = 4
@@ -148,7 +157,7 @@ class SqliteStore:
         check_pages: bool = True,
         metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
     ) -> None:
-        self._copy: _TemporaryCopy | None = None
+        self._remove_copy: Callable[[], object] = lambda: None  # once: when the store is closed, or the process ends
         self._path = Path(path)
         self._database = SqliteConnection(self._path, check_pages=check_pages)
         salted: int = google_crc32c.value(self._database.salt)
@@ -195,14 +204,16 @@ class SqliteStore:
         if to is not None:
             _copy_store(Path(path), Path(to), bytes_max=copy_bytes_max)
             return cls(to, check_pages=check_pages)
-        copy = _TemporaryCopy(Path(path))
+        _remove_leftovers()
+        place, lock = _locked_place()
+        copy = place / f"copy-of-{Path(path).absolute().name[:40]}"
         try:
-            _copy_store(Path(path), copy.path, bytes_max=copy_bytes_max)
-            store = cls(copy.path, check_pages=check_pages)
+            _copy_store(Path(path), copy, bytes_max=copy_bytes_max)
+            store = cls(copy, check_pages=check_pages)
         except BaseException:
-            copy.cleanup()
+            _remove(place, lock, os.getpid())
             raise
-        store._copy = copy
+        store._remove_copy = weakref.finalize(store, _remove, place, lock, os.getpid())
         return store
 
     @property
@@ -218,8 +229,7 @@ class SqliteStore:
     def close(self) -> None:
         """Copy the log to the database as far as there is room, and unlock; no-op if closed."""
         self._database.close()
-        if self._copy is not None:
-            self._copy.cleanup()
+        self._remove_copy()
 
 
 @final
@@ -348,14 +358,14 @@ class _SqliteLedgers(LedgerStore):
             for found, ledger_id in rows:
                 if found != owner:
                     raise self._database.damage(f"ledger {ledger_id!r} of {found!r} where one of {owner} belongs")
-            return [self._database.integer(ledger_id) for _, ledger_id in rows]
+            return [self._database.typed(int, ledger_id) for _, ledger_id in rows]
 
     def _owners(self) -> list[str]:
         with self._database.reading() as connection:
             # All rows: an open query keeps the log from being emptied, and an error would keep the query open.
             query = "SELECT DISTINCT owner FROM ledgers WHERE entry_count IS NOT ?"
             rows = connection.execute(query, (_DELETED_COUNT,)).fetchall()
-            return [self._database.text(owner) for (owner,) in rows]
+            return [self._database.typed(str, owner) for (owner,) in rows]
 
     def _count_and_fence(self, connection: sqlite3.Connection, ledger_id: int) -> tuple[int, int]:
         """Return the number of entries of a ledger, and whether it is fenced (1 or 0)."""
@@ -409,7 +419,7 @@ class _SqliteMetadata(MetadataStore):
             # The character after the slash is a zero: the range holds exactly the paths that begin with the prefix.
             query = "SELECT path FROM metadata WHERE path > ? AND path < ?"
             rows = connection.execute(query, (prefix, f"{prefix[:-1]}0")).fetchall()
-            paths = [self._database.text(value_path) for (value_path,) in rows]
+            paths = [self._database.typed(str, value_path) for (value_path,) in rows]
             return [value_path[len(prefix) :].partition("/")[0] for value_path in paths]
 
     def _find(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
@@ -418,8 +428,8 @@ class _SqliteMetadata(MetadataStore):
             return None
         if isinstance(row[2], int):
             self._check_size(path, row[2] - SEAL_BYTES)
-        version = self._database.integer(row[1])
-        sealed = self._database.blob(row[0])
+        version = self._database.typed(int, row[1])
+        sealed = self._database.typed(bytes, row[0])
         data = sealed[:-SEAL_BYTES]
         if google_crc32c.extend(self._salted_key(path, version), sealed) != SEALED:
             error = self._database.damage(f"the value of {path}, which is not as it was written")
@@ -433,13 +443,13 @@ class _SqliteMetadata(MetadataStore):
     def _expect(self, connection: sqlite3.Connection, path: str, version: int) -> None:
         """Refuse a value that is at another version, or exists if `ABSENT` is expected; its data may be damaged."""
         row = connection.execute("SELECT version FROM metadata WHERE path = ?", (path,)).fetchone()
-        found = ABSENT if row is None else self._database.integer(row[0])
+        found = ABSENT if row is None else self._database.typed(int, row[0])
         if found != version:
             raise other_version(path, found, version)
 
     def _first_version(self, connection: sqlite3.Connection) -> int:
         row = connection.execute("SELECT version FROM first_version").fetchone()
-        return self._database.integer(row and row[0])
+        return self._database.typed(int, row and row[0])
 
 
 def _copy_store(directory: Path, place: Path, *, bytes_max: int) -> None:
@@ -472,13 +482,15 @@ def _copy(directory: Path, place: Path, bytes_max: int) -> None:
         with here.reading():
             _copy_files(directory, place, bytes_max, here.descriptor)
         return
-    with ExitStack() as closed:
-        try:
-            closed.enter_context(closed_to_others(directory))
-        except StoreLockedError:
-            _copy_while_it_is_written(directory, place, bytes_max)
-        else:
-            _copy_files(directory, place, bytes_max)
+    try:
+        lock = lock_directory(directory, fcntl.LOCK_SH)  # It cannot be opened, but be copied by others, too.
+    except StoreLockedError:
+        _copy_while_it_is_written(directory, place, bytes_max)
+        return
+    try:
+        _copy_files(directory, place, bytes_max)
+    finally:
+        unlock(lock)
 
 
 def _copy_while_it_is_written(directory: Path, place: Path, bytes_max: int) -> None:
@@ -536,23 +548,8 @@ def _created(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
-@final
-class _TemporaryCopy:
-    """A new directory among the temporary files, removed with this object or when its process ends."""
-
-    def __init__(self, directory: Path) -> None:
-        _remove_leftovers()
-        place, lock = _locked_place()
-        self.path = place / f"copy-of-{directory.absolute().name[:40]}"  # its path; nothing is there yet
-        self._remove = weakref.finalize(self, _remove, place, lock, os.getpid())
-
-    def cleanup(self) -> None:
-        """Remove it with its contents; no-op if removed, or in a forked child."""
-        self._remove()
-
-
 def _locked_place() -> tuple[Path, int]:
-    """Create a directory and lock it; return its path, and the descriptor that holds the lock."""
+    """Create a directory among the temporary files and lock it; return its path, and the descriptor with the lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX))
         try:
@@ -567,7 +564,7 @@ def _locked_place() -> tuple[Path, int]:
 
 
 def _remove(place: Path, lock: int, process: int) -> None:
-    if process == os.getpid():
+    if process == os.getpid():  # not in a forked child
         shutil.rmtree(place, ignore_errors=True)
     os.close(lock)
 

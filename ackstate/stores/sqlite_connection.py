@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary
 
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
-from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, FULL, LOG_BYTES_KEPT, open_database
+from ackstate.stores.sqlite_database import DATABASE, FORMAT_VERSION, FULL, LOG_BYTES_KEPT, open_database, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +52,8 @@ _DAMAGE = frozenset(
 
 # The error message for a damaged file may be invalid UTF-8, which Python reports as a UnicodeDecodeError.
 _ERRORS = (sqlite3.Error, UnicodeDecodeError)
+
+_NAME_OF_TYPE: dict[type, str] = {int: "a number belongs", bytes: "bytes belong", str: "text belongs"}
 
 _MAKE_ROOM = (
     "PRAGMA wal_checkpoint",
@@ -121,7 +123,9 @@ class SqliteConnection:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._is_open, self._refusal = True, ""
         try:
-            self.salt = self._read_salt()  # a random number of the store, of 8 bytes
+            with self.reading() as connection:
+                row = connection.execute("SELECT salt FROM identity").fetchone()
+            self.salt = self.typed(bytes, row and row[0])  # a random number of the store, of 8 bytes
             ((self._page_size,),) = self._connection.execute("PRAGMA page_size")
         except BaseException:
             self.close()
@@ -191,7 +195,7 @@ class SqliteConnection:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._connection))
             # Not earlier: closing any descriptor of the database releases SQLite's locks on it.
             os.close(self.descriptor)
-            self._claim.release()
+            unlock(self._claim)
 
     def __del__(self) -> None:
         self.close()
@@ -205,33 +209,16 @@ class SqliteConnection:
         database = str(self._directory / DATABASE)
         return CorruptStateError(database, offset=0, expected="sound pages", found=found)
 
-    def integer(self, value: object) -> int:
-        """Return the value of a column if it is an integer; damage can change its type."""
-        if not isinstance(value, int):
-            raise self.damage(f"{value!r} where a number belongs")
-        return value
-
-    def blob(self, value: object) -> bytes:
-        """Return the value of a column if it is bytes."""
-        if not isinstance(value, bytes):
-            raise self.damage(f"{value!r} where bytes belong")
-        return value
-
-    def text(self, value: object) -> str:
-        """Return the value of a column if it is text."""
-        if not isinstance(value, str):
-            raise self.damage(f"{value!r} where text belongs")
+    def typed(self, kind: type[_Result], value: object) -> _Result:
+        """Return the value of a column if it is of a type; damage can change it."""
+        if not isinstance(value, kind):
+            raise self.damage(f"{value!r} where {_NAME_OF_TYPE[kind]}")
         return value
 
     def _forked(self) -> StoreError:
         # Raised before a lock is taken, which another thread may have held when this process was forked.
         forked = f"{self._directory}: the store was open when this process was forked; its parent has it"
         return StoreError(self._refusal or forked)
-
-    def _read_salt(self) -> bytes:
-        with self.reading() as connection:
-            row = connection.execute("SELECT salt FROM identity").fetchone()
-            return self.blob(row and row[0])
 
     def _lead(self, group: _Group) -> None:
         """Close a group and give each of its calls an outcome. The caller holds the group's lock."""

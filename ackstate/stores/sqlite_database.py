@@ -28,7 +28,7 @@ import re
 import sqlite3
 import struct
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import google_crc32c
 
@@ -109,22 +109,22 @@ _ALL_OBJECTS = "SELECT type, name, tbl_name, sql FROM main.sqlite_master"
 _UNREAD = re.compile(r"unable to get the page\. error code=(\d+)")
 
 
-def open_database(directory: Path, *, check_pages: bool) -> tuple[DirectoryClaim, int, sqlite3.Connection]:
+def open_database(directory: Path, *, check_pages: bool) -> tuple[int, int, sqlite3.Connection]:
     """Lock a directory, create its database if there is none, check it, and connect."""
-    # The claim, which is returned with a descriptor of the database and the connection, holds the lock until it is
-    # released. The caller translates `sqlite3.Error`.
+    # The first descriptor that is returned holds the lock; the second one is of the database. The caller translates
+    # `sqlite3.Error`.
     with system_errors(f"{directory}: cannot open the store"):
         _prepare(directory)
         database = directory / DATABASE
-        claim = DirectoryClaim(directory)
+        lock = lock_directory(directory, fcntl.LOCK_EX)
         try:
             # Before LOCK is created: a foreign directory is left unchanged.
             if database.exists():
                 _check_header(database)
-            claim.sign()
-            return claim, *_open_claimed(directory, check_pages=check_pages)
+            _sign(directory)
+            return lock, *_open_claimed(directory, check_pages=check_pages)
         except BaseException:
-            claim.release()
+            unlock(lock)
             raise
 
 
@@ -142,7 +142,10 @@ def _open_claimed(directory: Path, *, check_pages: bool) -> tuple[int, sqlite3.C
     if not _is_marked(directory):
         _make_mark(directory)
     if check_pages:
-        _read_through(database)
+        # Into the kernel's cache in one sweep: the check reads the pages in the order of the trees.
+        with database.open("rb") as file:
+            while file.read(1 << 20):
+                pass
     descriptor = os.open(database, os.O_RDWR | os.O_CLOEXEC)
     try:
         connection = _connect(database, check_pages=check_pages)
@@ -204,7 +207,7 @@ def _prepare(directory: Path) -> None:
         # Its header is checked under the lock: closing the file here would release the locks that SQLite holds on it
         # elsewhere in this process.
         return
-    if MADE in names and (names <= STORE_FILES or _has_our_mark(directory)):
+    if MADE in names and (names <= STORE_FILES or (directory / MADE).read_bytes().startswith(_MARK_MAGIC)):
         check_not_lost(directory)
     elif names and not (LOCK in names and names <= _LEFTOVERS | {LOCK}):
         foreign = min(names - _LEFTOVERS - {LOCK} or names)
@@ -305,13 +308,6 @@ def _check_whole(database: Path, connection: sqlite3.Connection) -> None:
         )
 
 
-def _read_through(database: Path) -> None:
-    """Read a file into the kernel's cache in one sweep: the check reads its pages in the order of the trees."""
-    with database.open("rb") as file:
-        while file.read(1 << 20):
-            pass
-
-
 def _check_pages(database: Path, connection: sqlite3.Connection) -> None:
     """Refuse a database with damaged pages."""
     (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -331,24 +327,13 @@ def _is_marked(directory: Path) -> bool:
         return False
     if found == _mark(_MARK_VERSION):
         return True
-    if len(found) < _MARK_BYTES or google_crc32c.value(found[:-4]) != int.from_bytes(found[-4:], "little"):
-        raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_MARK_VERSION), found=found)
-    if found[:4] != _MARK_MAGIC:
-        raise CorruptStateError(str(directory / MADE), offset=0, expected=_MARK_MAGIC, found=found[:4])
     version = int.from_bytes(found[4:8], "little")
-    if version > _MARK_VERSION:
+    is_sound = len(found) >= _MARK_BYTES and google_crc32c.value(found[:-4]) == int.from_bytes(found[-4:], "little")
+    if is_sound and found.startswith(_MARK_MAGIC) and version > _MARK_VERSION:
         raise UnsupportedVersionError(
             f"{directory / MADE} has version {version}; this release reads up to version {_MARK_VERSION}"
         )
-    raise CorruptStateError(str(directory / MADE), offset=4, expected=_MARK_VERSION, found=version)
-
-
-def _has_our_mark(directory: Path) -> bool:
-    """Return whether a store, of any version, made the mark in a directory; False if there is none."""
-    try:
-        return (directory / MADE).read_bytes()[: len(_MARK_MAGIC)] == _MARK_MAGIC
-    except OSError:
-        return False
+    raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_MARK_VERSION), found=found)
 
 
 def _make_mark(directory: Path) -> None:
@@ -368,51 +353,20 @@ def _mark(version: int) -> bytes:
     return head + checksum.to_bytes(4, "little")
 
 
-@contextmanager
-def closed_to_others(directory: Path) -> Iterator[None]:
-    """Prevent a store from being opened, but not from being copied by others too, and leave no trace."""
-    descriptor = _lock(directory, fcntl.LOCK_SH)
+def _sign(directory: Path) -> None:
+    """Write the id of this process to ``LOCK``."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        yield
+        # A disk without room for it must not keep the store closed.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
     finally:
-        _unlock(descriptor)
+        os.close(descriptor)
 
 
-@final
-class DirectoryClaim:
-    """The lock of a store's directory; `StoreLockedError` if it is open anywhere, or is being copied."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._descriptor = -1
-        self._descriptor = _lock(directory, fcntl.LOCK_EX)
-
-    def sign(self) -> None:
-        """Write the id of this process to ``LOCK``."""
-        descriptor = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            # A disk without room for it must not keep the store closed.
-            with suppress(OSError):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
-        finally:
-            os.close(descriptor)
-
-    def release(self) -> None:
-        """Unlock the directory; no-op if already unlocked."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            _unlock(descriptor)
-
-    def __del__(self) -> None:
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
-
-
-def _lock(directory: Path, kind: int) -> int:
-    """Lock a directory and return its descriptor, which holds the lock."""
+def lock_directory(directory: Path, kind: int) -> int:
+    """Lock a directory and return its descriptor, which holds the lock; `StoreLockedError` if it is open or copied."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -431,7 +385,7 @@ def _holder(directory: Path) -> str:
         return "unknown"
 
 
-def _unlock(descriptor: int) -> None:
+def unlock(descriptor: int) -> None:
     """Unlock a directory. Closing is not enough: it would stay locked while a forked child has it open."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -415,12 +415,10 @@ def name_of_node(node: str, directory: str) -> str:
 
 
 class ZooKeeperNodes(MetadataStore):
-    """The nodes of a cluster as values, at their own paths, where others may change them, too.
+    """The nodes of a cluster as values, at their own paths, where others may change them, too."""
 
-    The version of a value is the number of the transaction that wrote it, which never repeats. The servers compare
-    nodes' own versions. `put` refuses a value whose parent does not exist with `StoreError`, and one that does not fit
-    into a request with `PayloadTooLargeError`.
-    """
+    # The version of a value is the number of the transaction that wrote it, which never repeats. The servers compare
+    # nodes' own versions. `put` refuses a value whose parent does not exist with `StoreError`.
 
     def __init__(self, session: ZooKeeperSession) -> None:
         super().__init__()

@@ -148,7 +148,7 @@ def test_a_child_is_told_why_it_cannot_open_the_store_of_its_parent(tmp_path):
 def test_a_child_does_not_remove_the_copy_that_its_parent_has_open(tmp_path, end):
     SqliteStore(tmp_path).close()
     with closing(SqliteStore.open_copy(tmp_path)) as copy:
-        lies_in = copy._copy.path
+        lies_in = copy._path
 
         def end_child():
             if end == "close":

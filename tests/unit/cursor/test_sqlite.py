@@ -227,8 +227,8 @@ def test_only_the_owner_may_read_what_a_store_creates(tmp_path):
             modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "store").iterdir()}
             assert modes == dict.fromkeys(["LOCK", "MADE", DATABASE, f"{DATABASE}-wal"], "0o600")
         with closing(SqliteStore.open_copy(tmp_path / "store")) as copy:
-            assert stat.S_IMODE(copy._copy.path.stat().st_mode) == 0o700
-            assert {stat.S_IMODE(path.stat().st_mode) for path in copy._copy.path.iterdir()} == {0o600}
+            assert stat.S_IMODE(copy._path.stat().st_mode) == 0o700
+            assert {stat.S_IMODE(path.stat().st_mode) for path in copy._path.iterdir()} == {0o600}
     finally:
         os.umask(before)
 

@@ -37,7 +37,7 @@ def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
     assert (f"{DATABASE}-wal" in names_in(directory)) == (state == "open")
     before = contents_of(directory)
     with closing(SqliteStore.open_copy(directory)) as copy:
-        lies_in = copy._copy.path
+        lies_in = copy._path
         assert copy.ledgers.owned_by("owner-0") == [1]
         assert copy.ledgers.last(1) == 20
         # Anything written to the copy goes with it.
@@ -157,7 +157,7 @@ COPIER = """
 import sys
 from ackstate import SqliteStore
 copy = SqliteStore.open_copy(sys.argv[1])
-print(copy._copy.path, flush=True)
+print(copy._path, flush=True)
 sys.stdin.read()
 """
 
@@ -178,7 +178,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(dama
         killed.wait()
         with closing(SqliteStore.open_copy(directory)) as copy:
             there = set(names_in(temporary)) - set(others)
-            assert copy._copy.path.parent.name in there
+            assert copy._path.parent.name in there
             assert len(there) == 2, "of the killed one nothing is left, and the other one still works"
         alive.stdin.close()
         assert alive.wait() == 0

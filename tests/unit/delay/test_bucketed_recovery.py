@@ -302,23 +302,7 @@ def test_a_snapshot_that_nothing_names_is_deleted(store):
     assert store.ledgers.owned_by("another owner") == [foreign]
 
 
-# When it takes too long, or the storage fails.
-
-
-def test_a_recovery_that_takes_too_long_falls_back_and_the_next_one_finds_all(store):
-    asked = iter([False, True])
-    index, report = recover(store, is_late=lambda: next(asked))
-    assert report == BucketRecoveryReport(fell_back="recovery was abandoned with 1 of 2 buckets read")
-    assert len(index) == 0
-    before = keys_of(store)
-    fill(index, 5, 100)
-    fill(index, 6, 100)
-    assert ranges(index) == []
-    assert poll(index, 300) == [(5, 0), (5, 1), (5, 2), (5, 3), (6, 0), (6, 1), (6, 2), (6, 3)]
-    assert keys_of(store) == before
-    index.close()
-    _, report = recover(store)
-    assert report == BucketRecoveryReport(bucket_count=2, message_count=8)
+# When the storage fails.
 
 
 def test_storage_that_fails_is_not_damage(store):

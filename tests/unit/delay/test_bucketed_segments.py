@@ -7,7 +7,8 @@ import pytest
 
 from ackstate.delay import DelayConfig
 from ackstate.delay.bucket_storage import Boundary, BucketKey
-from ackstate.delay.buckets import cut_segments, in_order
+from ackstate.delay.buckets import cut_segments
+from ackstate.delay.index import in_order
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import KEY
 
@@ -40,7 +41,7 @@ def test_of_a_position_twice_in_a_segment_the_later_time_stays():
 
 
 def test_merged_messages_are_in_order_of_time_then_position():
-    merged = in_order([arrays((20, 4, 0), (30, 3, 0)), arrays((10, 9, 9), (20, 3, 5), (20, 3, 4))])
+    merged = in_order(*arrays((20, 4, 0), (30, 3, 0), (10, 9, 9), (20, 3, 5), (20, 3, 4)))
     assert [column.tolist() for column in merged] == [[10, 20, 20, 20, 30], [9, 3, 3, 4, 3], [9, 4, 5, 0, 0]]
 
 

@@ -147,7 +147,7 @@ def test_pages_are_used_again_once_nothing_is_on_them():
     for ledger_id in range(2, 20_000):
         calendar.add(Position(ledger_id, 0), ledger_id)
         if ledger_id % 1_000 == 0:
-            assert len(calendar.take_until(ledger_id - 1_000)) in {0, 999, 1_000}
+            assert len(calendar.take_until(ledger_id - 1_000).entry_ids) in {0, 999, 1_000}
     calendar._check()
     assert len(calendar._pages._highs) <= 8 * 1_024, "not 20,000"
     calendar.take_until(20_000)
@@ -201,7 +201,7 @@ def test_what_is_taken_is_found_without_a_look_at_the_other_leaves(monkeypatch):
 
     monkeypatch.setattr(Calendar, "_refill", seen)
     for now_ms in range(1, 4_097):
-        assert len(calendar.take_until(now_ms)) == 1
+        assert len(calendar.take_until(now_ms).entry_ids) == 1
     # The front is cut from a leaf, the rest of which stays as leaves of that size.
     assert len(refilled) == 4
     assert all(-calendar_module._LEAF_COUNT_MAX // calendar_module._FRONT_COUNT <= each <= 1 for each in refilled)
