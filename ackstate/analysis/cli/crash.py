@@ -25,11 +25,13 @@ from ackstate.analysis.crash.campaign import (
     CampaignError,
     Seen,
     Totals,
+    as_json,
     read_totals,
+    remarks,
     run_layer,
+    table,
     write_totals,
 )
-from ackstate.analysis.crash.campaign_report import as_json, remarks, table
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
@@ -55,19 +57,19 @@ class LayerEntry:
 
 
 def _call_kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.call_kills import call_kills
+    from ackstate.analysis.crash.kills import call_kills
 
     return partial(call_kills, subject=subject)
 
 
 def _kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.kills import kills
+    from ackstate.analysis.crash.kills import kills
 
     return partial(kills, subject=subject)
 
 
 def _power_cuts(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.power_cuts import power_cuts
+    from ackstate.analysis.crash.power_cuts import power_cuts
 
     return partial(power_cuts, subject=subject)
 

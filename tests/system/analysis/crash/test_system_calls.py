@@ -14,7 +14,7 @@ import pytest
 from ackstate.analysis.crash import shim as fault_shim
 from ackstate.analysis.crash.dying import end_worker
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.shim import Action, compiled, environment
 from crash import PATHS
 from crash.system_calls import system_calls

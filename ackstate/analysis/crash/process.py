@@ -79,11 +79,7 @@ class SubjectProcess:
 
     @classmethod
     def fork(cls, make_subject: Callable[[], CrashSubject], *, tracer: CallTracer | None = None) -> SubjectProcess:
-        """Serve a Python subject in a copy of this process, with the same patched code.
-
-        Raises:
-            OSError: There is no room for another process.
-        """
+        """Serve a Python subject in a copy of this process, with the same patched code."""
 
         def child(requests: int, answers: int) -> None:
             # The output of a subject must not mix with the answers.
@@ -101,11 +97,7 @@ class SubjectProcess:
         environment: Mapping[str, str] | None = None,
         tracer: CallTracer | None = None,
     ) -> SubjectProcess:
-        """Run any program that speaks `ackstate.analysis.crash.conversation` on standard input and output.
-
-        Raises:
-            OSError: There is no room for another process. A missing program counts as one that ends by itself.
-        """
+        """Run any program that speaks `ackstate.analysis.crash.conversation` on standard input and output."""
 
         def child(requests: int, answers: int) -> None:
             """Become the program; if it is missing, end as a shell does."""
@@ -157,10 +149,6 @@ class SubjectProcess:
         """Return the new answers in order; empty if there are none within `timeout_s`.
 
         Returns as soon as there is an answer. An incomplete line is not an answer.
-
-        Raises:
-            SubjectError: It violated the protocol, reported that it cannot continue, or ended by itself; raised after
-                its earlier answers were returned.
         """
         answers: list[Answer] = []
         if self._await_line(timeout_s):
@@ -174,11 +162,7 @@ class SubjectProcess:
         return answers
 
     def wait_for(self, kind: type[_A], *, patience_s: float = PATIENCE_S) -> tuple[list[Answer], _A]:
-        """Return the answers up to an answer of some kind, and that answer.
-
-        Raises:
-            SubjectError: As `events`, or there was no such answer within `patience_s`.
-        """
+        """Return the answers up to an answer of some kind, and that answer."""
         before: list[Answer] = []
         until = time.monotonic() + patience_s
         while self._await_line(until - time.monotonic()):
@@ -198,9 +182,6 @@ class SubjectProcess:
         """Stop it at once; return when the kernel reports that all its threads are stopped.
 
         Its answers until then can be read afterwards; there are no more.
-
-        Raises:
-            SubjectError: It has ended by itself.
         """
         self._signal(signal.SIGSTOP)
         while self._status is None:
@@ -214,11 +195,7 @@ class SubjectProcess:
         raise self._ended()
 
     def kill(self) -> list[Answer]:
-        """Kill it with SIGKILL, wait for its end, and return its unread answers.
-
-        Raises:
-            SubjectError: It violated the protocol, or had ended by itself.
-        """
+        """Kill it with SIGKILL, wait for its end, and return its unread answers."""
         answers, error = self.last_words()
         if error is not None:
             raise error
@@ -327,11 +304,7 @@ class SubjectProcess:
             self._selector.unregister(self._complaints)
 
     def _await_line(self, timeout_s: float) -> bool:
-        """Wait for a line; return whether there is one.
-
-        Raises:
-            SubjectError: It has ended without one.
-        """
+        """Wait for a line; return whether there is one."""
         until = time.monotonic() + timeout_s
         wait_s = 0.0
         while not self._lines:
@@ -385,11 +358,7 @@ Launch: TypeAlias = "Callable[[], SubjectProcess]"
 
 
 def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
-    """Return the launcher of the subject given by a user.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
+    """Return the launcher of the subject given by a user."""
     if is_class_name(text):
         make_subject = subject_class(text)
         return lambda: SubjectProcess.fork(make_subject, tracer=tracer)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
 
-from ackstate.analysis.crash import consumers, oracle
-from ackstate.analysis.crash.acked_set import listed
+from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
     Accepted,
     CrashedError,
@@ -24,24 +23,27 @@ from ackstate.analysis.crash.conversation import (
     ReportRequest,
     StartRequest,
     SubjectError,
-    record_answer,
 )
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
-from ackstate.analysis.crash.oracle import State
-from ackstate.analysis.crash.process_run import ProcessRun
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import BrokenPromise, Numbering, Oracle, Promise, RunOutcome, State, listed
+from ackstate.analysis.crash.process import PATIENCE_S
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
-from ackstate.analysis.crash.subject_process import PATIENCE_S
+from ackstate.analysis.workloads.traffic import WORKLOADS, Traffic
+from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.crash.acked_set import AckedSet
     from ackstate.analysis.crash.conversation import Answer
-    from ackstate.analysis.crash.oracle import Broken
-    from ackstate.analysis.crash.subject_process import Launch, SubjectProcess
+    from ackstate.analysis.crash.oracle import AckedSet, Broken, Expected
+    from ackstate.analysis.crash.process import Launch, SubjectProcess
 
+    Runs = Iterable[tuple[int, int, int]]
+
+
+_AGAIN_SHARE = 0.03
+_MARK_DELETE_SHARES = (0.0, 0.02, 0.1)
+_PERSIST_SHARES = (0.02, 0.1, 0.3)
 _EARLY_SHARE = 0.15
 _AFTER_DURABLE_SHARE = 0.4
 _CRASHED_RECOVERY_SHARE = 0.3
@@ -63,11 +65,7 @@ class Crash(Protocol):
         ...
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
-        """End a process; return its unread answers that count.
-
-        Raises:
-            SubjectError: It had violated the protocol or ended by itself; it has been crashed nevertheless.
-        """
+        """End a process; return its unread answers that count."""
         ...
 
     def __str__(self) -> str:
@@ -92,18 +90,13 @@ class Sigkill:
 
 @dataclass(frozen=True, slots=True)
 class CrashTiming:
-    """The times of the crashes.
+    """The times of the crashes."""
 
-    Attributes:
-        early_s: While it starts or recovers: up to this time after the request. None for a crash that the `Crash`
-            itself triggers: then a process runs to its end, unless it is crashed earlier.
-        delay_mean_s: Otherwise after a number of answers, and then this much later on average, or at once.
-        patience_s: The maximum time of a subject for an answer that is due.
-    """
-
+    # While it starts or recovers: up to this time after the request. None for a crash that the `Crash` itself triggers:
+    # then a process runs to its end, unless it is crashed earlier.
     early_s: float | None = 0.004
-    delay_mean_s: float = 0.0003
-    patience_s: float = PATIENCE_S
+    delay_mean_s: float = 0.0003  # Otherwise after a number of answers, and then this much later on average, or at once
+    patience_s: float = PATIENCE_S  # The maximum time of a subject for an answer that is due
 
 
 class _CrashMoment(NamedTuple):
@@ -122,19 +115,12 @@ class ProcessRuns:
     """The process runs of one subscription in one directory, one after the other, determined by a seed.
 
     The next process that opens the directory judges a run: one that only recovers, or the next run.
-
-    Args:
-        launch: Starts the subject.
-        directory: An empty directory for the subject.
-        seed: Determines the requests and the times of the crashes.
-        crash: Ends each run, and some recoveries.
-        settings: The times of the crashes.
     """
 
     def __init__(self, launch: Launch, directory: Path, seed: int, crash: Crash, settings: CrashTiming) -> None:
         self._launch, self._directory, self._seed = launch, directory, seed
         self._crash, self._settings = crash, settings
-        self._log = consumers.ledgers(_chance("log", seed))
+        self._log = ledgers(_chance("log", seed))
         self._number = self._crashes = 0
         self._is_open = False
         self._life = ProcessRun(self._log)
@@ -271,7 +257,7 @@ class ProcessRuns:
         """Return the operations of a run; the last is a persist, so that even the shortest run can lose something."""
         chance = _chance("life", self._seed, self._number)
         known = self._life.expected.durable.runs()
-        found = consumers.operations(chance, self._log, length=length - 1, known=known)
+        found = operations(chance, self._log, length=length - 1, known=known)
         return [*found, Operation(length - 1, OperationKind.PERSIST)]
 
     def _talk(
@@ -319,17 +305,20 @@ class ProcessRuns:
     def _note_answers(self, answers: Sequence[Answer]) -> None:
         self._story += answers
         for answer in answers:
-            record_answer(self._life, answer)
             match answer:
                 case Durable(numbers):
+                    self._life.durable(numbers)
                     # The receipt of a persist promises nothing.
                     acks = [number for number in numbers if not self._is_persist(number)]
                     self._counts["durable_receipts"] += len(acks)
-                case Accepted(number):
+                case Accepted(number, gauge):
+                    self._life.accepted(number)
+                    if gauge is not None:
+                        self._life.gauged(gauge, number=number)
                     self._counts["accepted_persists"] += self._is_persist(number)
 
     def _is_persist(self, number: int) -> bool:
-        return self._life.operation(number).kind is OperationKind.PERSIST
+        return self._life.operations[number].kind is OperationKind.PERSIST
 
     def _told(self, *end: str) -> tuple[str, ...]:
         return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_step_line, self._story), *end)
@@ -339,9 +328,6 @@ def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATI
     """Start a subject in an empty directory; it reports, acks and persists once, without a crash.
 
     Later failures are then caused by a crash.
-
-    Raises:
-        SubjectError: It cannot.
     """
     with launch() as process:
         process.send(StartRequest(directory, {1: 10}), ReportRequest())
@@ -395,3 +381,153 @@ def _moment(chance: Random, length: int, *, delay_mean_s: float) -> _CrashMoment
 
 def _chance(*what: str | int) -> Random:
     return Random(" ".join(map(str, what)))  # noqa: S311 - a workload, not a secret
+
+
+def ledgers(chance: Random) -> dict[int, int]:
+    """Return the entry counts of a log's ledgers, by id in order: one to five, rarely an empty one among them."""
+    ledger_id, counts = 0, {}
+    for _ in range(chance.randint(1, 5)):
+        ledger_id += chance.randint(1, 4)
+        counts[ledger_id] = 0 if chance.random() < 0.1 else chance.randint(1, 120)
+    return counts if any(counts.values()) else {**counts, ledger_id + 1: 1}
+
+
+def operations(
+    chance: Random, log: Mapping[int, int], *, length: int, known: Runs = (), shape: Traffic | None = None
+) -> list[Operation]:
+    """Return acks, mark-deletes and persists of one cursor.
+
+    No mark-delete is below an earlier one, nor below the position that acks moved it to; some acks repeat.
+    """
+    consumers = _Consumers(chance, log, known=known, shape=shape or chance.choice(list(WORKLOADS.values())))
+    mark_delete_share, persist_share = chance.choice(_MARK_DELETE_SHARES), chance.choice(_PERSIST_SHARES)
+    found = []
+    for number in range(length):
+        toss = chance.random()
+        if toss < persist_share:
+            found.append(Operation(number, OperationKind.PERSIST))
+        elif toss < persist_share + mark_delete_share:
+            found.append(Operation(number, OperationKind.MARK_DELETE, *consumers.mark_delete()))
+        else:
+            found.append(Operation(number, OperationKind.ACK, *consumers.ack()))
+    return found
+
+
+@final
+class _Consumers:
+    """Chooses the next entry; entries are numbered across the log."""
+
+    def __init__(self, chance: Random, log: Mapping[int, int], *, known: Runs, shape: Traffic) -> None:
+        self._chance = chance
+        self._entries = [Position(ledger_id, entry_id) for ledger_id, count in log.items() for entry_id in range(count)]
+        index_of: dict[tuple[int, int], int] = {entry: index for index, entry in enumerate(self._entries)}
+        self._acked = {
+            index_of[ledger_id, entry_id]
+            for ledger_id, first, end in known
+            for entry_id in range(first, end)
+            if (ledger_id, entry_id) in index_of
+        }
+        # Invariant: every entry before it is acked.
+        self._first_unacked = 0
+        order = shape.ack_order(len(self._entries), chance)
+        self._to_come = (index for index in order if index not in self._acked)
+
+    def ack(self) -> Position:
+        """Return the entry to ack next: sometimes one acked before, otherwise the next of the shape's order."""
+        is_again = self._chance.random() < _AGAIN_SHARE
+        index = self._any() if is_again else next(self._to_come, self._any())
+        self._acked.add(index)
+        return self._entries[index]
+
+    def mark_delete(self) -> Position:
+        """Return an entry at or above the first unacked one, which the mark-delete position cannot have reached."""
+        index = min(self._first() + int(self._chance.expovariate(0.2)), len(self._entries) - 1)
+        self._acked.update(range(self._first_unacked, index + 1))
+        return self._entries[index]
+
+    def _first(self) -> int:
+        while self._first_unacked in self._acked:
+            self._first_unacked += 1
+        return self._first_unacked
+
+    def _any(self) -> int:
+        return self._chance.randrange(len(self._entries))
+
+
+@final
+class ProcessRun:
+    """One run of a subject's process, from its start to its crash, as seen from outside."""
+
+    def __init__(self, ledgers: Mapping[int, int], known: AckedSet | None = None) -> None:
+        self._numbering = Numbering(ledgers)
+        self._known = self._numbering.nothing if known is None else known
+        self._oracle = Oracle(State(self._known, self._numbering.nothing))
+        self.operations: list[Operation] = []  # requested, in order
+        # For each operation, the durable entries at its request.
+        self._durable_before: list[AckedSet] = []
+        self._last_persist = -1
+
+    @property
+    def expected(self) -> Expected:
+        """The states that a recovery may find."""
+        return self._oracle.expected
+
+    def requested(self, operation: Operation) -> None:
+        """Record a request, before it is sent."""
+        assert operation.number == len(self.operations)
+        self.operations.append(operation)
+        self._durable_before.append(self.expected.durable)
+        self._oracle.requested(self._entries(operation))
+
+    def accepted(self, number: int) -> None:
+        """Record that an operation was accepted."""
+        operation = self.operations[number]
+        if operation.kind is OperationKind.PERSIST:
+            self._last_persist = max(self._last_persist, number)
+        self._oracle.accepted(self._entries(operation))
+
+    def durable(self, numbers: Iterable[int]) -> None:
+        """Record that the subject reported operations as durable."""
+        for operation in [self.operations[number] for number in numbers]:
+            self._oracle.durable(self._entries(operation))
+
+    def gauged(self, redelivery_if_crashed: int, *, number: int | None = None) -> None:
+        """Record a reading of the subject's gauge; operations accepted later may be redelivered in addition.
+
+        Receipts do not count against the gauge if they came while its operation was in progress, because another thread
+        may have read the gauge before them.
+        """
+        durable = None if number is None else self._durable_before[number]
+        self._oracle.gauged(redelivery_if_crashed, durable=durable)
+
+    def receipts_due(self) -> tuple[int, int]:
+        """Return the numbers of acks that were to be persisted, and of those that are durable by the receipts.
+
+        An ack counts if it covers an entry that no earlier ack covered and that was not acked at the start, and if it
+        was requested before an accepted persist.
+        """
+        covered, due, given = self._known, 0, 0
+        for operation in self.operations[: self._last_persist + 1]:
+            own = self._entries(operation)
+            if not own <= covered:
+                covered |= own
+                due += 1
+                given += own <= self.expected.durable
+        return due, given
+
+    def state(self, recovered: Report) -> State:
+        """Return the state of a recovery after the crash."""
+        return State(self._numbering.runs(recovered.acked), self._numbering.nothing)
+
+    def judge(self, recovered: Report) -> tuple[Broken, ...]:
+        """Return the promises that a recovery after the crash broke."""
+        return self._oracle.judge(self.state(recovered))
+
+    def _entries(self, operation: Operation) -> AckedSet:
+        ledger_id, entry_id = operation.ledger_id, operation.entry_id
+        match operation.kind:
+            case OperationKind.ACK:
+                return self._numbering.run(ledger_id, entry_id, entry_id + 1)
+            case OperationKind.MARK_DELETE:
+                return self._numbering.up_to(ledger_id, entry_id)
+        return self._numbering.nothing
