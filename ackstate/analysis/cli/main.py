@@ -15,31 +15,23 @@ import sys
 import threading
 from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
 
 import typer
 
 from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
 from ackstate.analysis.cli import policies, trace
-from ackstate.analysis.cli.broker import broker
-from ackstate.analysis.cli.console import complain, os_error_text, write
+from ackstate.analysis.cli.console import complain, os_error_text, show, write
 from ackstate.analysis.cli.crash import crash
-from ackstate.analysis.cli.demo import demo
+from ackstate.analysis.cli.demo import broker, demo, recover
+from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
-from ackstate.analysis.cli.fsck import fsck
-from ackstate.analysis.cli.inspect import inspect
-from ackstate.analysis.cli.names import CommandGroup, usage_error_text
-from ackstate.analysis.cli.options import duration_option
-from ackstate.analysis.cli.pulsar_access import TrustOption
-from ackstate.analysis.cli.pulsar_exporter import exporter
-from ackstate.analysis.cli.pulsar_record import record
-from ackstate.analysis.cli.pulsar_snapshot import snapshot
+from ackstate.analysis.cli.options import CommandGroup, duration_option, path_argument, usage_error_text
+from ackstate.analysis.cli.pulsar import TrustOption, exporter, record, snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
-from ackstate.analysis.cli.recover import recover
-from ackstate.analysis.cli.redelivery import redelivery
 from ackstate.analysis.cli.serve import serve
-from ackstate.analysis.cli.spark_package import spark_package
-from ackstate.analysis.cli.sweep import sweep
+from ackstate.analysis.cli.store import fsck, inspect
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
@@ -141,6 +133,24 @@ def _common_options(
     )
 
 
+def spark_package(
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Directory of both files.")],
+) -> None:
+    """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
+
+    The dependencies of the package must be in the workers' Python, which
+    spark.pyspark.python names. The arguments of the job are the words of a
+    command, such as redelivery TRACE; docs/cluster.md has the whole line.
+    """
+    from ackstate.analysis.atomic_write import write_atomically
+    from ackstate.analysis.spark.package import SCRIPT, write_package
+
+    out.mkdir(parents=True, exist_ok=True)
+    count = write_package(out / "ackstate.zip")
+    write_atomically(out / "ackstate_job.py", SCRIPT)
+    show(f"{out / 'ackstate.zip'}: {count} files", f"{out / 'ackstate_job.py'}")
+
+
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
 app.command("redelivery", short_help="Redelivery of a crash at every instant.")(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
@@ -177,13 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
-    """Run a command line and exit.
-
-    Args:
-        commands: The command line.
-        words: The arguments.
-        name: The name of the command.
-    """
+    """Run a command line and exit."""
     if isinstance(sys.stdout, TextIOWrapper):
         # A path may contain bytes that are not text, and a terminal may lack box-drawing characters.
         sys.stdout.reconfigure(errors="replace")

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.crash import dying
 from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC
 from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.events import Event, EventKind
@@ -101,7 +102,7 @@ def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
 def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 - our own command
         # Without -P, a directory in the current one could shadow our packages.
-        [sys.executable, "-P", "-m", "ackstate.analysis.cli.child", str(os.getpid()), command, *arguments],
+        dying.command_of([sys.executable, "-P", "-m", "ackstate.analysis.cli", command, *arguments]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

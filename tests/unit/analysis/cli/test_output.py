@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from ackstate.analysis.cli.output import Output
+from ackstate.analysis.cli.estimates import Output
 from command_line import status_of
 from report_contents import sweep_result
 from trace_files import write_acks

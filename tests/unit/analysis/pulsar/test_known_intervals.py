@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.admin_client import AdminServer
-from ackstate.analysis.pulsar.record.cluster_recorder import ClusterRecorder
-from ackstate.analysis.pulsar.record.trace_directory import TraceDirectory
-from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.pulsar.recorder import ClusterRecorder
+from ackstate.analysis.pulsar.sources import LiveBroker
+from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from command_line import run
 from pulsar_admin import PATH, serving, topic_answers
 

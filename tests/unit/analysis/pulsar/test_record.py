@@ -15,15 +15,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate.analysis.admin_client import AdminServer
-from ackstate.analysis.pulsar.record import cluster_recorder, trace_directory
-from ackstate.analysis.pulsar.record.cluster_recorder import ClusterRecorder, matches
-from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
-from ackstate.analysis.pulsar.record.trace_directory import TraceDirectory
-from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
-from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.pulsar import recorder as cluster_recorder
+from ackstate.analysis.pulsar import trace_directory
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.recorder import ClusterRecorder, TopicFollower, matches
+from ackstate.analysis.pulsar.sources import LiveBroker
+from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import EventKind, PolledEvent, TraceError
 from ackstate.analysis.trace.manifest import listed_names

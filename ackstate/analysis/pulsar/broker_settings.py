@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ackstate import pulsar_conf
-from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError
+from ackstate.analysis.pulsar.internal_stats import SnapshotError
 from ackstate.cursor.config import cursor_settings
 from ackstate.pulsar_conf import flag, number, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
@@ -28,36 +28,21 @@ _LATEST = "4.2.4"
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The settings in effect for one topic. The defaults are those of Pulsar 4.2.
+    """The settings in effect for one topic. The defaults are those of Pulsar 4.2."""
 
-    Attributes:
-        version: Version of the broker.
-        form: The form of acked entries in a cursor-ledger entry.
-        range_count_max: ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`.
-        metadata_range_count_max: The same limit in the metadata store.
-        mark_delete_rate: Cursor writes a second; 0 is no limit, and each ack is written.
-        flush_seconds: The longest wait of a refused write.
-        record_bytes_max: The largest entry that BookKeeper accepts.
-        consumer_unacked_max: Unacked messages of a consumer; 0 is no limit.
-        subscription_unacked_max: Unacked messages of a subscription; 0 is no limit.
-        unpersisted_bytes_max: ``maxUnPersistAckRecordsBytes``; None for a broker without this setting.
-        is_paused_by_ranges: Whether dispatch pauses above `range_count_max` ranges.
-        has_zookeeper: Whether the metadata store is ZooKeeper, which limits a record; False if unknown.
-        assumed: The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
-    """
-
-    version: str = _LATEST
-    form: RangeForm = RangeForm.WORDS
-    range_count_max: int = 10_000
-    metadata_range_count_max: int = 1_000
-    mark_delete_rate: float = 1.0
-    flush_seconds: int = 60
-    record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES
-    consumer_unacked_max: int = 50_000
-    subscription_unacked_max: int = 200_000
-    unpersisted_bytes_max: int | None = None
-    is_paused_by_ranges: bool = False
-    has_zookeeper: bool = False
+    version: str = _LATEST  # Version of the broker
+    form: RangeForm = RangeForm.WORDS  # The form of acked entries in a cursor-ledger entry
+    range_count_max: int = 10_000  # ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`
+    metadata_range_count_max: int = 1_000  # The same limit in the metadata store
+    mark_delete_rate: float = 1.0  # Cursor writes a second; 0 is no limit, and each ack is written
+    flush_seconds: int = 60  # The longest wait of a refused write
+    record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES  # The largest entry that BookKeeper accepts
+    consumer_unacked_max: int = 50_000  # Unacked messages of a consumer; 0 is no limit
+    subscription_unacked_max: int = 200_000  # Unacked messages of a subscription; 0 is no limit
+    unpersisted_bytes_max: int | None = None  # ``maxUnPersistAckRecordsBytes``; None for a broker without this setting
+    is_paused_by_ranges: bool = False  # Whether dispatch pauses above `range_count_max` ranges
+    has_zookeeper: bool = False  # Whether the metadata store is ZooKeeper, which limits a record; False if unknown
+    # The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
     assumed: str = ""
 
     @property
@@ -89,11 +74,7 @@ class BrokerSettings:
 
 
 def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
-    """Return the settings of a broker.
-
-    Raises:
-        SnapshotError: A value or the version is invalid.
-    """
+    """Return the settings of a broker."""
     defaults = _defaults(version, assumed=assumed)
     try:
         return replace(defaults, **_given(configuration)) if configuration is not None else defaults
@@ -108,11 +89,7 @@ def with_policies(
     subscription_unacked_max: Any = None,
     persistence: Any = None,
 ) -> BrokerSettings:
-    """Return settings with the overrides of a namespace or a topic; None overrides nothing.
-
-    Raises:
-        SnapshotError: An override has a wrong type.
-    """
+    """Return settings with the overrides of a namespace or a topic; None overrides nothing."""
     rate = persistence.get("managedLedgerMaxMarkDeleteRate") if isinstance(persistence, dict) else None
     found: dict[str, Any] = {
         "consumer_unacked_max": consumer_unacked_max,

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
-from ackstate.analysis.admin_client import InvalidNameError, namespace_path, topic_path
-from ackstate.analysis.pulsar.snapshot.admin_rest import RefusedError
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings, with_policies
-from ackstate.analysis.pulsar.snapshot.internal_stats import (
-    SnapshotError,
-    TopicInternals,
-    TopicStats,
-    read_json,
-    read_object,
-)
-from ackstate.analysis.pulsar.snapshot.requests import request_all
+from ackstate.analysis.admin_client import InvalidNameError, RefusedError, namespace_path, read_json, topic_path
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings, broker_settings, with_policies
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.errors import AckStateError
 from ackstate.pulsar_conf import keys_of
 
@@ -26,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
+    from ackstate.analysis.admin_client import PulsarAdmin
+
 
 _Kind: TypeAlias = Literal["tenant", "namespace", "topic"]
 
@@ -43,33 +37,21 @@ _CONFIGURATION, _VERSION = "configuration.json", "version.txt"
 
 
 class TopicAnswers(NamedTuple):
-    """The answers about one topic or partition.
+    """The answers about one topic or partition."""
 
-    Attributes:
-        internals: Its cursors in memory.
-        stats: Requested after `internals`: its last record is of the same moment or later. None if unknown.
-        asked_s: Time before the requests, on the clock of `time.monotonic`.
-        answered_s: Time after the answers.
-    """
-
-    internals: TopicInternals
+    internals: TopicInternals  # Its cursors in memory
+    # Requested after `internals`: its last record is of the same moment or later. None if unknown.
     stats: TopicStats | None
-    asked_s: float = 0.0
-    answered_s: float = 0.0
+    asked_ms: int = 0  # Time before the requests, on a monotonic clock
+    answered_ms: int = 0  # Time after the answers
 
 
 class Unread(NamedTuple):
-    """A topic that could not be read, or a tenant or namespace whose topics could not be listed.
+    """A topic that could not be read, or a tenant or namespace whose topics could not be listed."""
 
-    Attributes:
-        kind: Which of the three.
-        name: Its name.
-        error: Why.
-    """
-
-    kind: _Kind
-    name: str
-    error: AckStateError
+    kind: _Kind  # Which of the three
+    name: str  # Its name
+    error: AckStateError  # Why
 
     @property
     def reason(self) -> str:
@@ -103,15 +85,10 @@ REASONS = {
 
 
 class Listing(NamedTuple):
-    """The topics of a source.
+    """The topics of a source."""
 
-    Attributes:
-        topics: Names of the topics or partitions; in order, each once.
-        unread: What could not be listed: there may be topics in it.
-    """
-
-    topics: list[str]
-    unread: Sequence[Unread] = ()
+    topics: list[str]  # Names of the topics or partitions; in order, each once
+    unread: Sequence[Unread] = ()  # What could not be listed: there may be topics in it
 
 
 class Source(Protocol):
@@ -129,21 +106,7 @@ class Source(Protocol):
 
 @final
 class LiveBroker:
-    """Requests answers over REST. Threads may share it.
-
-    Attributes:
-        cursor_properties: The broker's settings of cursors, by key of ``broker.conf``, when `listing` was last called;
-            empty if they may not be read. None if the broker is not Pulsar's.
-
-    Args:
-        admin: An open connection pool.
-        topics: Only these, with all of their partitions.
-        namespaces: Only these, each as ``tenant/namespace``.
-        tenants: Only these. With none of the three, all of the cluster except Pulsar's own.
-
-    Raises:
-        AdminError: A name is invalid.
-    """
+    """Requests answers over REST. Threads may share it."""
 
     def __init__(
         self,
@@ -164,12 +127,7 @@ class LiveBroker:
         self._locks: dict[str, Lock] = {}
 
     def listing(self) -> Listing:
-        """Return the topics; a tenant, namespace or partitioned topic that cannot be listed does not hide the others.
-
-        Raises:
-            AdminError: Nothing can be listed, or the broker's settings cannot be read.
-            SnapshotError: An answer to that is malformed.
-        """
+        """Return the topics; what cannot be listed, of a tenant, namespace or topic, does not hide the others."""
         topics, namespaces, tenants = self._chosen
         self._of_broker = self._broker_settings()
         for name, known in [*self._known.items()]:
@@ -203,30 +161,20 @@ class LiveBroker:
         return whole in map(_whole_name, topics) or namespace in namespaces or tenant in tenants
 
     def settings(self, topic: str) -> BrokerSettings:
-        """Return the settings in effect for a topic of `listing`: of the broker, its namespace, and the topic itself.
-
-        Raises:
-            AdminError: It cannot be read; it is not requested again until the next `listing`.
-            SnapshotError: A setting is invalid.
-        """
+        """Return the settings in effect for a topic of `listing`: of the broker, its namespace and itself."""
         whole = _PARTITION.sub("", topic)
         namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
         of_namespace = self._once(namespace, lambda: self._with_namespace(self._of_broker, namespace))
         return self._once(whole, lambda: self._with_topic(of_namespace, topic_path(whole)))
 
     def read(self, topic: str) -> TopicAnswers:
-        """Return the answers about one topic.
-
-        Raises:
-            AdminError: The topic is gone, or there was no answer.
-            SnapshotError: The answer is malformed.
-        """
-        path, asked_s = topic_path(topic), time.monotonic()
+        """Return the answers about one topic."""
+        path, asked_ms = topic_path(topic), time.monotonic_ns() // 10**6
         internals = read_object(
             TopicInternals, self._admin.get(f"{path}/internalStats"), what=f"{topic}: internalStats"
         )
         stats = read_object(TopicStats, self._admin.get(f"{path}/stats"), what=f"{topic}: stats")
-        return TopicAnswers(internals, stats, asked_s, time.monotonic())
+        return TopicAnswers(internals, stats, asked_ms, -(-time.monotonic_ns() // 10**6))
 
     def _once(self, name: str, ask: Callable[[], BrokerSettings]) -> BrokerSettings:
         with self._locks.setdefault(name, Lock()):
@@ -312,12 +260,6 @@ class RecordedAnswers:
 
     There are ``internalStats-NAME.json`` and optionally ``stats-NAME.json`` for each topic, and optionally, for the
     broker, ``configuration.json``, as from ``/admin/v2/brokers/configuration/runtime``, and ``version.txt``.
-
-    Args:
-        paths: Files, and directories, in which other files are ignored.
-
-    Raises:
-        SnapshotError: A file does not exist or has another name, or no topic has internal stats.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -336,11 +278,7 @@ class RecordedAnswers:
         return Listing(sorted(name for kind, name in self._files if kind == "internalStats"))
 
     def settings(self, topic: str) -> BrokerSettings:  # noqa: ARG002 -- files hold no policies
-        """Return the configured settings, or Pulsar's defaults without a file.
-
-        Raises:
-            SnapshotError: A file cannot be read, or a setting is invalid.
-        """
+        """Return the configured settings, or Pulsar's defaults without a file."""
         version_file = self._of_broker.get(_VERSION)
         version = _text(version_file).strip() if version_file else ""
         path = self._of_broker.get(_CONFIGURATION)
@@ -350,11 +288,7 @@ class RecordedAnswers:
         return broker_settings(_texts(_json(path), str(path)), version)
 
     def read(self, topic: str) -> TopicAnswers:
-        """Read the files of one topic.
-
-        Raises:
-            SnapshotError: A file cannot be read, or is malformed.
-        """
+        """Read the files of one topic."""
         path = self._files["internalStats", topic]
         stats_path = self._files.get(("stats", topic))
         stats = read_object(TopicStats, _json(stats_path), what=str(stats_path)) if stats_path else None
@@ -400,3 +334,35 @@ def _text(path: Path) -> str:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not text"
         raise SnapshotError(f"{path}: {why}") from None
+
+
+_Answer = TypeVar("_Answer")
+
+AT_ONCE = 8
+"""Requests under way."""
+
+
+def request_all(
+    topics: Sequence[str],
+    request: Callable[[str], _Answer],
+    *,
+    done: Callable[[], None] = lambda: None,
+    at_once: int = AT_ONCE,
+) -> dict[str, _Answer | AckStateError]:
+    """Request each topic, and return the answers and errors, in the order of the topics."""
+
+    def answer_of(topic: str) -> _Answer | AckStateError:
+        """Return the answer or the error of one topic."""
+        try:
+            return request(topic)
+        except AckStateError as error:
+            return error
+        finally:
+            done()
+
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        return dict(zip(topics, pool.map(answer_of, topics), strict=True))
+    finally:
+        # After Ctrl-C no further request starts.
+        pool.shutdown(cancel_futures=True)

@@ -9,46 +9,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
-from ackstate.analysis.pulsar.snapshot import broker_settings
-from ackstate.analysis.pulsar.snapshot.bounds import ComesBack, CursorLook, comes_back, cut_now, cut_on_close
-from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, acked, read_position
+from ackstate.analysis.pulsar import broker_settings
+from ackstate.analysis.pulsar.bounds import ComesBack, comes_back, cut_now, cut_on_close
+from ackstate.analysis.pulsar.cursor_look import CursorLook, look_of
+from ackstate.analysis.pulsar.internal_stats import SnapshotError
 from ackstate.position import Position
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.snapshot.internal_stats import (
-        CursorInternals,
-        SubscriptionStats,
-        TopicInternals,
-        TopicStats,
-    )
-    from ackstate.analysis.pulsar.snapshot.sources import TopicAnswers
+    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.internal_stats import SubscriptionStats, TopicInternals, TopicStats
+    from ackstate.analysis.pulsar.sources import TopicAnswers
 
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
 
 
 class LimitUse(NamedTuple):
-    """The use of one limit.
+    """The use of one limit."""
 
-    Attributes:
-        setting: Pulsar's name of the setting.
-        unit: The counted unit.
-        used: The used amount.
-        limit: The limit.
-        holes_left: Number of further ack holes of one entry that fit; None if the limit does not count holes.
-        advice: The remedy if it is close.
-    """
-
-    setting: str
-    unit: str
-    used: int
-    limit: int
-    holes_left: int | None
-    advice: str
+    setting: str  # Pulsar's name of the setting
+    unit: str  # The counted unit
+    used: int  # The used amount
+    limit: int  # The limit
+    holes_left: int | None  # Number of further ack holes of one entry that fit; None if the limit does not count holes
+    advice: str  # The remedy if it is close
 
     @property
     def percent(self) -> float:
@@ -135,17 +122,11 @@ _COUNTED = frozenset({"Shared", "Key_Shared"})
 # messages of batches, the difference is the number of acknowledged messages of incomplete batches: a write makes them
 # durable only together with entries above the mark-delete position, so all of them may be redelivered.
 class PartlyAcked(NamedTuple):
-    """The known bounds of the partly acked batches of a subscription.
+    """The known bounds of the partly acked batches of a subscription."""
 
-    Attributes:
-        messages_per_entry: The mean; None if unknown.
-        messages: An estimate of the acked messages of partly acked batches; None if it cannot be made.
-        may_be: Whether there may be partly acked batches, so that a number of acked entries is a lower bound.
-    """
-
-    messages_per_entry: float | None
-    messages: int | None
-    may_be: bool
+    messages_per_entry: float | None  # The mean; None if unknown
+    messages: int | None  # An estimate of the acked messages of partly acked batches; None if it cannot be made
+    may_be: bool  # Whether there may be partly acked batches, so that a number of acked entries is a lower bound
 
 
 def partly_acked(
@@ -196,35 +177,21 @@ class Looks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One subscription of one topic or partition.
+    """One subscription of one topic or partition."""
 
-    Attributes:
-        topic: The name of the topic.
-        subscription: The name of the subscription.
-        owner: The broker that has the topic; empty if unknown.
-        look: The cursor in memory.
-        stats: Stats of the subscription; None if unknown.
-        comes_back: Acked entries that are redelivered if the broker dies now; None if the cursor is not durable.
-        partly_acked: Additional messages from partly acked batches.
-        cut: Acked entries that a record written now would exclude.
-        if_unloaded: Acked entries that are redelivered if the topic is closed gracefully instead.
-        limits: The use of each limit, the closest first.
-        remarks: Further remarks.
-        assumed: The reason why some settings are assumed; empty if all are known.
-    """
-
-    topic: str
-    subscription: str
-    owner: str
-    look: CursorLook
-    stats: SubscriptionStats | None
+    topic: str  # The name of the topic
+    subscription: str  # The name of the subscription
+    owner: str  # The broker that has the topic; empty if unknown
+    look: CursorLook  # The cursor in memory
+    stats: SubscriptionStats | None  # Stats of the subscription; None if unknown
+    # Acked entries that are redelivered if the broker dies now; None if the cursor is not durable.
     comes_back: ComesBack | None
-    partly_acked: PartlyAcked
-    cut: int
-    if_unloaded: int
-    limits: Sequence[LimitUse]
-    remarks: Sequence[str]
-    assumed: str
+    partly_acked: PartlyAcked  # Additional messages from partly acked batches
+    cut: int  # Acked entries that a record written now would exclude
+    if_unloaded: int  # Acked entries that are redelivered if the topic is closed gracefully instead
+    limits: Sequence[LimitUse]  # The use of each limit, the closest first
+    remarks: Sequence[str]  # Further remarks
+    assumed: str  # The reason why some settings are assumed; empty if all are known
 
     @property
     def is_lower_bound(self) -> bool:
@@ -265,11 +232,7 @@ class Judgement:
 
 
 def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]:
-    """Return the judgement of each cursor of a topic, in the order of their names.
-
-    Raises:
-        SnapshotError: A cursor's position or ranges are not as Pulsar writes them, or its record would be too long.
-    """
+    """Return the judgement of each cursor of a topic, in the order of their names."""
     return [_judged(topic, name, looks, settings) for name in sorted(looks.now.internals.cursors)]
 
 
@@ -339,33 +302,8 @@ def _look(topic: str, name: str, answers: TopicAnswers | None) -> CursorLook | N
         return None
     counts = answers.internals.entry_counts()
     stats = answers.stats.subscriptions.get(unquote_plus(name)) if answers.stats else None
-    return _cursor_look(cursor, counts, stats, answers, what=f"{topic}, {name}")
-
-
-def _cursor_look(
-    cursor: CursorInternals,
-    counts: Mapping[int, int],
-    stats: SubscriptionStats | None,
-    answers: TopicAnswers,
-    *,
-    what: str,
-) -> CursorLook:
-    mark_delete, deleted = acked(cursor, counts, what=what)
-    return CursorLook(
-        counts,
-        mark_delete,
-        deleted,
-        state=cursor.state,
-        cursor_ledger=cursor.cursor_ledger,
-        last_entry=cursor.cursor_ledger_last_entry,
-        laid_out_bytes=stats.non_contiguous_deleted_messages_ranges_serialized_size if stats else None,
-        is_mark_delete_loaded=stats is not None and stats.last_mark_delete_advanced_timestamp == 0,
-        properties=cursor.properties,
-        read_position=read_position(cursor, what=what),
-        reported=cursor.redelivery_if_crashed,
-        asked_s=answers.asked_s,
-        answered_s=answers.answered_s,
-    )
+    what = f"{topic}, {name}"
+    return look_of(cursor, counts, stats, what=what, asked_ms=answers.asked_ms, answered_ms=answers.answered_ms)
 
 
 def _remarks(

@@ -47,49 +47,25 @@ _Key = tuple[str, str]
 
 
 class Recorded(NamedTuple):
-    """The end of a subscription, or of a topic, in a trace.
+    """The end of a subscription, or of a topic, in a trace."""
 
-    Attributes:
-        acked: The entries acked at its end, by ledger; for a topic, the published ones.
-        last_ms: The time of its last event.
-    """
-
-    acked: dict[int, BitMap]
-    last_ms: int
+    acked: dict[int, BitMap]  # The entries acked at its end, by ledger; for a topic, the published ones
+    last_ms: int  # The time of its last event
 
 
 class Resumed(NamedTuple):
-    """The end of an earlier recording.
+    """The end of an earlier recording."""
 
-    Attributes:
-        recorded: For each (topic, subscription) of the trace, its end; the subscription is empty for the topic.
-        until_ms: The latest time in it; -1 if it is new.
-        recovered_events: Events of an unfinished hour that a killed process left, now in a file of their own.
-        lost_bytes: Bytes of a torn frame at its end, which are lost.
-    """
-
+    # For each (topic, subscription) of the trace, its end; the subscription is empty for the topic.
     recorded: dict[_Key, Recorded]
-    until_ms: int = -1
-    recovered_events: int = 0
-    lost_bytes: int = 0
+    until_ms: int = -1  # The latest time in it; -1 if it is new
+    recovered_events: int = 0  # Events of an unfinished hour that a killed process left, now in a file of their own
+    lost_bytes: int = 0  # Bytes of a torn frame at its end, which are lost
 
 
 @final
 class TraceDirectory:
-    """The trace of one recorder. `record` may be called by any number of threads, the others by one.
-
-    Args:
-        path: Created if missing; a trace that `ackstate pulsar record` wrote is continued.
-
-    Attributes:
-        polled_until_ms: The time of the last poll, which the caller keeps up to date; -1 without one.
-        resumed: The earlier recording.
-
-    Raises:
-        TraceError: There is something else, or another process is recording there, or it is damaged.
-        UnsupportedVersionError: A newer release wrote it.
-        OSError: It cannot be read or written.
-    """
+    """The trace of one recorder. `record` may be called by any number of threads, the others by one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,21 +95,13 @@ class TraceDirectory:
         return 0 if self._recorder is None else self._recorder.path.stat().st_size
 
     def note_broker(self, properties: Mapping[str, str] | None) -> None:
-        """Store the broker's settings of cursors; None, for a broker of another kind than Pulsar, stores nothing.
-
-        Raises:
-            OSError: The disk is full or failed.
-        """
+        """Store the broker's settings of cursors; None, for a broker of another kind than Pulsar, stores nothing."""
         if properties is not None and properties != self._broker:
             write_atomically(self.path / BROKER_SETTINGS, json.dumps(properties, indent=1))
             self._broker = properties
 
     def record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
-        """Append events as one frame; it is complete or absent after a crash of this process.
-
-        Raises:
-            OSError: The disk is full or failed.
-        """
+        """Append events as one frame; it is complete or absent after a crash of this process."""
         assert self._recorder is not None
         self._recorder.record(topic, subscription, events)
 
@@ -141,9 +109,6 @@ class TraceDirectory:
         """Move the recorded events into a Parquet file, begin another recording, and return their number.
 
         No other thread may call `record` meanwhile.
-
-        Raises:
-            OSError: The disk is full or failed; the recording remains, and the next process continues it.
         """
         self._close_recorder()
         count = self._finish(self._number)

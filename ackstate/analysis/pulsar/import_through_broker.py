@@ -13,19 +13,26 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.admin_client import trusted_certificates
-from ackstate.analysis.pulsar.transfer.fit import OtherTopicError
+from ackstate.analysis.admin_client import topic_path, trusted_certificates
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, acked, read_object
+from ackstate.batch_indexes import BatchIndexes
+from ackstate.cursor.formats import CursorState
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
+from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.ack_state_file import ExportedCursor
+    from ackstate.analysis.pulsar.internal_stats import Acked
+
 
 _SCHEMES = frozenset(("pulsar", "pulsar+ssl"))
 _WAIT_MS = 20_000
@@ -37,34 +44,20 @@ _ACKS_SENT_WITHIN_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ImportedCursor:
-    """The outcome of an import for one cursor.
+    """The outcome of an import for one cursor."""
 
-    Attributes:
-        topic: Its topic.
-        subscription: Its subscription, under the name that it now has.
-        batch_count: How many partly acked batches of the file it now has.
-        remarks: Parts of the file that were not imported.
-        mark_delete: Its mark-delete position; None if that was not checked, like the next two.
-        range_count: Its individually deleted ranges.
-        missing_acks: How many acks of the file it does not have.
-    """
-
-    topic: str
-    subscription: str
-    batch_count: int
-    remarks: tuple[str, ...] = ()
-    mark_delete: Position | None = None
-    range_count: int | None = None
-    missing_acks: int | None = None
+    topic: str  # Its topic
+    subscription: str  # Its subscription, under the name that it now has
+    batch_count: int  # How many partly acked batches of the file it now has
+    remarks: tuple[str, ...] = ()  # Parts of the file that were not imported
+    mark_delete: Position | None = None  # Its mark-delete position; None if that was not checked, like the next two
+    range_count: int | None = None  # Its individually deleted ranges
+    missing_acks: int | None = None  # How many acks of the file it does not have
 
 
 @contextmanager
 def connected(service_url: str, *, token: str | None = None, trust_cert_path: str = "") -> Iterator[Any]:
-    """Yield a client of a broker. With TLS, it checks the certificate and the host name of the broker.
-
-    Raises:
-        AckStateError: The client's package is missing, the URL is another one, or the certificates cannot be read.
-    """
+    """Yield a client of a broker. With TLS, it checks the certificate and the host name of the broker."""
     pulsar = _package()
     scheme, _, rest = service_url.partition("://")
     if scheme.lower() not in _SCHEMES or not rest:
@@ -91,11 +84,7 @@ def import_through_broker(client: Any, cursor: ExportedCursor, *, topic: str, su
     """Add the acks of an exported cursor to a subscription of a live topic.
 
     The acks have been sent when this returns. One that is lost with a connection is found by
-    `ackstate.analysis.pulsar.transfer.broker_check.checked`. The broker makes them durable by its own settings.
-
-    Raises:
-        OtherTopicError: The topic is not recognised; nothing was acked.
-        AckStateError: The broker refused; messages that were acked before stay acked.
+    `ackstate.analysis.pulsar.import_through_broker.checked`. The broker makes them durable by its own settings.
     """
     log, remarks = LedgerMap.from_counts(cursor.ledgers), []
     with _errors_of(f"{topic}, {subscription}"):
@@ -231,3 +220,106 @@ def _errors_of(what: str) -> Iterator[None]:
         raise AckStateError(f"{what}: the broker does not answer; the import may be repeated") from error
     except (pulsar.PulsarException, ValueError) as error:
         raise AckStateError(f"{what}: {' '.join(str(error).split())}") from error
+
+
+class OtherTopicError(AckStateError):
+    """The topic is not the one that was exported: to import the acks would ack other messages. Nothing was changed."""
+
+
+def fitted(cursor: ExportedCursor, log: LedgerMap) -> CursorState:
+    """Return the state without acks of messages that the log no longer has."""
+    known = log.counts()
+    current, exported_last = log.current_ledger_id, max(cursor.ledgers)
+    for ledger_id, count in cursor.ledgers.items():
+        if ledger_id < log.first_ledger_id or (ledger_id not in known and not count):
+            continue
+        found = known.get(ledger_id)
+        may_have_grown = exported_last == ledger_id
+        if found is None or (found != count and not (may_have_grown and found > count)):
+            has = "no such ledger" if found is None else f"{found} entries in it"
+            raise OtherTopicError(
+                f"{cursor.topic}: ledger {ledger_id} had {count} entries when it was exported, and the topic has {has}"
+                f" (ledgers {log.first_ledger_id} to {current}): it is another topic; nothing was changed"
+            )
+    mark_delete, deleted, batch, properties = cursor.content
+    kept, kept_batch = DeletedRanges(), BatchIndexes()
+    for run in deleted.runs():
+        if run.ledger_id >= log.first_ledger_id:
+            _check_end(cursor, known, run.ledger_id, run.end)
+            kept.add_run(run.ledger_id, run.first, run.end)
+    for position, words in batch.items():
+        if position.ledger_id >= log.first_ledger_id:
+            _check_end(cursor, known, position.ledger_id, position.entry_id + 1)
+            kept_batch.ack(position, words)
+    if mark_delete.ledger_id in known:
+        _check_end(cursor, known, mark_delete.ledger_id, mark_delete.entry_id + 1)
+    return CursorState(_within(mark_delete, log), kept, kept_batch, properties)
+
+
+def _check_end(cursor: ExportedCursor, known: dict[int, int], ledger_id: int, end: int) -> None:
+    if end > known.get(ledger_id, 0):
+        raise OtherTopicError(
+            f"{cursor.topic}: the file has an ack of {ledger_id}:{end - 1}, and the topic has"
+            f" {known.get(ledger_id, 0)} entries in ledger {ledger_id}; nothing was changed"
+        )
+
+
+def _within(mark_delete: Position, log: LedgerMap) -> Position:
+    """Return a mark-delete position that is in the log and acks the same messages of it."""
+    if mark_delete.ledger_id < log.first_ledger_id:
+        return log.first_position
+    if log.has_ledger(mark_delete.ledger_id):
+        return mark_delete
+    following = log.find_next_ledger(mark_delete.ledger_id)
+    if following is None:
+        return log.last_confirmed
+    return log.previous(log.next_valid(mark_delete))
+
+
+_LOOKS = 4
+
+
+def checked(
+    admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor, *, pause_s: float = 0.5
+) -> ImportedCursor:
+    """Return the outcome of an import with the broker's numbers, and the acks that did not reach it.
+
+    The broker handles acks after the client has sent them, so its state is read some times while acks are missing.
+    """
+    what = f"{imported.topic}, {imported.subscription}"
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(pause_s)
+        answer = admin.get(f"{topic_path(imported.topic)}/internalStats")
+        internals = read_object(TopicInternals, answer, what=f"{imported.topic}: internalStats")
+        found = internals.cursors.get(persistence_name(imported.subscription))
+        if found is None:
+            raise SnapshotError(f"{what}: the broker has no such subscription")
+        counts = internals.entry_counts()
+        state = acked(found, counts, what=what)
+        missing = missing_acks(cursor, state, LedgerMap.from_counts(counts))
+        if not missing:
+            break
+    remarks = imported.remarks
+    if missing:
+        remarks = (*remarks, f"{missing:,} acks did not reach the broker: repeat the import")
+    return replace(
+        imported,
+        mark_delete=state.mark_delete,
+        range_count=state.deleted.range_count,
+        missing_acks=missing,
+        remarks=remarks,
+    )
+
+
+def missing_acks(cursor: ExportedCursor, found: Acked, log: LedgerMap) -> int:
+    """Return the number of entries that an exported cursor has acked, and a broker has not."""
+    state, missing = fitted(cursor, log), 0
+    if state.mark_delete > found.mark_delete:
+        acked_between = found.deleted.copy().take_at_most(state.mark_delete)
+        acked_between.discard_missing(log)
+        missing = log.count_between(found.mark_delete, state.mark_delete) - len(acked_between)
+    above = state.deleted.copy()
+    above.remove_at_most(max(state.mark_delete, found.mark_delete))
+    above.difference_update(found.deleted)
+    return missing + len(above)

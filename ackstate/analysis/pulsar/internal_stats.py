@@ -6,7 +6,6 @@ ignored.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -66,15 +65,10 @@ class LedgerInternals(_PulsarObject):
 
 
 class RedeliveryReported(_PulsarObject):
-    """The redelivery of a crash as the broker itself counts it; a broker that embeds this library does.
+    """The redelivery of a crash as the broker itself counts it; a broker that embeds this library does."""
 
-    Attributes:
-        entries: Acked entries.
-        batches: Partly acked batches, whose acked messages are redelivered in addition.
-    """
-
-    entries: int = Field(ge=0)
-    batches: int = Field(ge=0)
+    entries: int = Field(ge=0)  # Acked entries
+    batches: int = Field(ge=0)  # Partly acked batches, whose acked messages are redelivered in addition
 
 
 class CursorInternals(_PulsarObject):
@@ -123,70 +117,36 @@ class ConsumerStats(_PulsarObject):
 
 
 class SubscriptionStats(_PulsarObject):
-    """One subscription of `stats`.
-
-    Attributes:
-        unacked_messages: Delivered and not acked; counted only for shared subscriptions. It drifts, even below 0.
-        msg_in_replay: Entries that were read and are to be redelivered.
-        msg_delayed: Entries that were read and are not due.
-        non_contiguous_deleted_messages_ranges_serialized_size: Bytes of the acked ranges when the cursor last laid
-            out a record: the sum of the messages, without their tags and lengths. None if the broker omits it.
-        last_mark_delete_advanced_timestamp: 0 until the mark-delete moves after the topic was loaded; None if the
-            broker omits it.
-    """
+    """One subscription of `stats`."""
 
     type: str | None = None
-    unacked_messages: int = 0
-    msg_in_replay: int = 0
-    msg_delayed: int = 0
+    unacked_messages: int = 0  # Delivered and not acked; counted only for shared subscriptions. It drifts, even below 0
+    msg_in_replay: int = 0  # Entries that were read and are to be redelivered
+    msg_delayed: int = 0  # Entries that were read and are not due
     is_durable: bool | None = None
+    # Bytes of the acked ranges when the cursor last laid out a record: the sum of the messages, without their tags and
+    # lengths. None if the broker omits it.
     non_contiguous_deleted_messages_ranges_serialized_size: int | None = None
+    # 0 until the mark-delete moves after the topic was loaded; None if the broker omits it.
     last_mark_delete_advanced_timestamp: int | None = None
     consumers: list[ConsumerStats] = []
 
 
 class TopicStats(_PulsarObject):
-    """`stats` of one topic or partition.
+    """`stats` of one topic or partition."""
 
-    Attributes:
-        subscriptions: By name.
-        msg_in_counter: Messages published since the topic was loaded.
-        owner_broker: The broker that has it; None if the broker omits it.
-        topic_creation_time_stamp: When the topic was loaded, in ms since 1970; None if the broker omits it.
-    """
-
-    subscriptions: dict[str, SubscriptionStats]
-    msg_in_counter: int = 0
-    owner_broker: _Name | None = None
+    subscriptions: dict[str, SubscriptionStats]  # By name
+    msg_in_counter: int = 0  # Messages published since the topic was loaded
+    owner_broker: _Name | None = None  # The broker that has it; None if the broker omits it
+    # When the topic was loaded, in ms since 1970; None if the broker omits it.
     topic_creation_time_stamp: int | None = None
 
 
 _Object = TypeVar("_Object", bound=BaseModel)
 
 
-def read_json(content: str | bytes) -> Any:
-    """Return an answer of a broker.
-
-    Raises:
-        ValueError: It is not JSON, or has a number that Java does not have: of more than 64 bits.
-        RecursionError: It is nested too deeply.
-    """
-    return json.loads(content, parse_int=_long)
-
-
-def _long(text: str) -> int:
-    number = int(text)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError("a number of more than 64 bits")
-    return number
-
-
 def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
-    """Check an answer of a broker.
-
-    Raises:
-        SnapshotError: A field is missing or of another type; the message names the first one.
-    """
+    """Check an answer of a broker."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -196,11 +156,7 @@ def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
 
 
 def read_position(cursor: CursorInternals, *, what: str) -> Position | None:
-    """Return the next entry to read, None if the broker omits it.
-
-    Raises:
-        SnapshotError: It is not a position.
-    """
+    """Return the next entry to read, None if the broker omits it."""
     text = cursor.read_position
     return None if text is None else _position(text, f"{what}: readPosition")
 
@@ -221,14 +177,6 @@ class Acked(NamedTuple):
 
 def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> Acked:
     """Return the acks of a cursor.
-
-    Args:
-        cursor: The broker's answer.
-        counts: Entries of each existing ledger.
-        what: The name of the cursor, for errors.
-
-    Raises:
-        SnapshotError: The mark-delete position or the ranges are not as Pulsar writes them.
 
     Complexity: O(length of the text).
     """

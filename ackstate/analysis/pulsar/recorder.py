@@ -10,21 +10,23 @@ from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from urllib.parse import unquote_plus
 
 from ackstate.analysis.admin_client import topic_path
-from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
-from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower
+from ackstate.analysis.pulsar.cursor_look import CursorLook, look_of
+from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
+from ackstate.analysis.trace.events import EventKind, PolledEvent
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.pulsar.record.trace_directory import Recorded, TraceDirectory
-    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.snapshot.sources import Listing, LiveBroker, Unread
-    from ackstate.analysis.trace.events import PolledEvent
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.sources import Listing, LiveBroker, Unread
+    from ackstate.analysis.pulsar.trace_directory import Recorded, TraceDirectory
 
 
 _BROKER_SHARE = 4
@@ -36,10 +38,6 @@ class PollQueue:
 
     A broker has at most a quarter of the polls under way once several brokers are known: polls of a dead one wait for
     their timeouts. Topics whose broker is unknown may have half of them.
-
-    Args:
-        at_once: The most polls under way.
-        broker_of: Returns the broker that probably has a topic; empty if unknown.
 
     Complexity: O(log topics) a poll, and O(brokers) a call.
     """
@@ -99,25 +97,15 @@ _WHOLE_TOPIC = re.compile(r"-partition-\d+$", re.ASCII)
 
 
 class Progress(NamedTuple):
-    """The state of a recording.
+    """The state of a recording."""
 
-    Attributes:
-        topics: Topics that are polled.
-        cursors: Their cursors.
-        unread: Topics whose last poll failed.
-        unlisted: Why tenants, namespaces or partitioned topics could not be listed the last time.
-        polls: Successful polls of a topic so far.
-        events: Events recorded so far.
-        last_failure: The reason of the latest failed poll; empty without one.
-    """
-
-    topics: int
-    cursors: int
-    unread: int
-    unlisted: Sequence[str]
-    polls: int
-    events: int
-    last_failure: str
+    topics: int  # Topics that are polled
+    cursors: int  # Their cursors
+    unread: int  # Topics whose last poll failed
+    unlisted: Sequence[str]  # Why tenants, namespaces or partitioned topics could not be listed the last time
+    polls: int  # Successful polls of a topic so far
+    events: int  # Events recorded so far
+    last_failure: str  # The reason of the latest failed poll; empty without one
 
 
 def matches(topic: str, glob: str) -> bool:
@@ -171,15 +159,7 @@ class _UnderWay(NamedTuple):
 
 @final
 class ClusterRecorder:
-    """Records a cluster; `run` once.
-
-    Args:
-        admin: An open connection pool.
-        source: Lists topics, and reads their settings.
-        trace: Receives the events.
-        every_s: Seconds between the polls of a topic, from start to start; longer if its answers take longer.
-        glob: Only topics that match it; empty for all.
-    """
+    """Records a cluster; `run` once."""
 
     def __init__(
         self, admin: PulsarAdmin, source: LiveBroker, trace: TraceDirectory, *, every_s: float, glob: str = ""
@@ -211,17 +191,7 @@ class ClusterRecorder:
         return self._begun_ms + int((time.monotonic() - self._begun_s) * 1_000)
 
     def run(self, for_s: float | None, show: Callable[[Progress], None]) -> Progress:
-        """Record for some time; an exception of a signal handler ends it, too. The caller closes the trace.
-
-        Args:
-            for_s: Seconds; None to record until an exception.
-            show: Called some times a second.
-
-        Raises:
-            AdminError: No topics can be listed at the start.
-            SnapshotError: An answer to that is malformed.
-            OSError: The trace cannot be written.
-        """
+        """Record for some time; an exception of a signal handler ends it, too. The caller closes the trace."""
         end_s = None if for_s is None else time.monotonic() + for_s
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
@@ -315,11 +285,7 @@ class ClusterRecorder:
                 self._under_way[pool.submit(self._poll, topic, polled.follower)] = _UnderWay(topic, broker)
 
     def _take_done(self) -> None:
-        """Take note of the polls that are done.
-
-        Raises:
-            OSError: The trace cannot be written.
-        """
+        """Take note of the polls that are done."""
         for future in [each for each in self._under_way if each.done()]:
             topic, broker = self._under_way.pop(future)
             self._queue.done(broker)
@@ -379,3 +345,127 @@ class _Rest:
 
     def stats(self) -> TopicStats:
         return read_object(TopicStats, self._admin.get(f"{self._path}/stats"), what=f"{self._topic}: stats")
+
+
+STATS_MS = 60_000
+"""`stats` are requested this often, and whenever a cursor's ledger has changed."""
+
+
+Record: TypeAlias = "Callable[[str, Sequence[PolledEvent]], None]"
+"""Called with a subscription, or "" for the topic itself, and its events, possibly none."""
+
+
+@final
+class TopicFollower:
+    """Follows one topic; one thread at a time."""
+
+    def __init__(self, topic: str, recorded: Mapping[str, Recorded]) -> None:
+        self._topic = topic
+        self._settings: BrokerSettings | None = None
+        self._recorded = dict(recorded)
+        self._cursors: dict[str, CursorFollower] = {}
+        self._polls: dict[str, CursorLook] = {}
+        self._stats: TopicStats | None = None
+        self._stats_ms = -STATS_MS
+        self._has_failed = False
+        published = self._recorded.pop("", None)
+        self._published = {} if published is None else {
+            ledger_id: bitmap.max() + 1 for ledger_id, bitmap in published.acked.items() if bitmap
+        }  # fmt: skip
+        self._published_ms = -1 if published is None else published.last_ms
+
+    @property
+    def cursor_count(self) -> int:
+        """The number of cursors at the last poll."""
+        return len(self._polls)
+
+    @property
+    def broker(self) -> str:
+        """The broker that had the topic when `stats` were last read; empty if unknown."""
+        return "" if self._stats is None else self._stats.owner_broker or ""
+
+    def poll(self, source: _Rest, clock: Callable[[], int], record: Record) -> None:
+        """Poll once, and record the events since the last poll."""
+        is_after_failure, self._has_failed = self._has_failed, True
+        if self._settings is None:
+            self._settings = source.settings()
+        asked_ms = clock()
+        internals = source.internals()
+        answered_ms = clock()
+        is_fresh = self._needs_stats(internals, answered_ms)
+        if is_fresh:
+            self._stats, self._stats_ms = source.stats(), answered_ms
+        counts = internals.entry_counts()
+        moment = {
+            "asked_ms": asked_ms, "answered_ms": answered_ms, "load": _load_of(self._stats),
+            "is_after_failure": is_after_failure,
+        }  # fmt: skip
+        polls = dict(self._looks(internals, counts, moment, is_fresh=is_fresh))
+        begin_ms = self._published_ms
+        record("", list(self._publishes(polls, counts, asked_ms, answered_ms)))
+        for name, poll in polls.items():
+            record(name, self._follower(name, begin_ms).follow(poll))
+        self._end((self._cursors.keys() | self._recorded.keys()) - polls.keys(), answered_ms, record)
+        self._polls, self._has_failed = polls, False
+
+    def ended(self, now_ms: int, record: Record) -> None:
+        """Record that the topic was deleted."""
+        self._end(self._cursors.keys() | self._recorded.keys(), now_ms, record)
+        self._polls = {}
+
+    def _end(self, names: Iterable[str], now_ms: int, record: Record) -> None:
+        """Record that cursors were deleted, here or since an earlier recording."""
+        for name in sorted(names):
+            record(name, self._follower(name, -1).ended(now_ms))
+            del self._cursors[name]
+
+    def _needs_stats(self, internals: TopicInternals, now_ms: int) -> bool:
+        if self._stats is None or now_ms - self._stats_ms >= STATS_MS:
+            return True
+        ledgers = {unquote_plus(name): each.cursor_ledger for name, each in internals.cursors.items()}
+        before = {name: each.cursor_ledger for name, each in self._polls.items()}
+        return any(before.get(name) != ledger_id for name, ledger_id in ledgers.items() if self._is_durable(name))
+
+    def _is_durable(self, name: str) -> bool:
+        stats = self._stats.subscriptions.get(name) if self._stats else None
+        return stats is None or stats.is_durable is not False
+
+    def _looks(
+        self, internals: TopicInternals, counts: Mapping[int, int], moment: dict[str, Any], *, is_fresh: bool
+    ) -> Iterator[tuple[str, CursorLook]]:
+        for key, cursor in internals.cursors.items():
+            name = unquote_plus(key)
+            if name and self._is_durable(name):
+                stats, what = self._stats.subscriptions.get(name) if self._stats else None, f"{self._topic}, {name}"
+                yield name, look_of(cursor, counts, stats, what=what, is_fresh=is_fresh, **moment)
+
+    def _follower(self, name: str, begin_ms: int) -> CursorFollower:
+        """Return the follower of a cursor, which was created at this time or later if it is new; -1 if unknown."""
+        if name not in self._cursors:
+            acked, last_ms = self._recorded.pop(name, ({}, begin_ms))
+            # Without settings, the topic is gone.
+            self._cursors[name] = CursorFollower(self._settings or BrokerSettings(), known=acked, last_ms=last_ms)
+        return self._cursors[name]
+
+    def _publishes(
+        self, polls: Mapping[str, CursorLook], known: Mapping[int, int], asked_ms: int, answered_ms: int
+    ) -> Iterator[PolledEvent]:
+        """Yield the entries that are new in the ledgers, which the broker reads before its cursors."""
+        counts = dict(known)
+        for poll in polls.values():
+            for ledger_id, bitmap in poll.deleted.bitmaps():
+                if ledger_id in counts:
+                    counts[ledger_id] = max(counts[ledger_id], bitmap.max() + 1)
+        begin_ms = max(self._published_ms, 0) or asked_ms
+        for ledger_id, count in sorted(counts.items()):
+            first = self._published.get(ledger_id, 0)
+            if count > first:
+                self._published[ledger_id] = count
+                yield PolledEvent(begin_ms, EventKind.PUBLISH, ledger_id, first, count - 1, until_ms=answered_ms)
+        self._published_ms = asked_ms
+
+
+def _load_of(stats: TopicStats | None) -> tuple[str, int] | None:
+    if stats is None or stats.topic_creation_time_stamp is None:
+        return None
+    return stats.owner_broker or "", stats.topic_creation_time_stamp

@@ -33,38 +33,23 @@ _CHECKSUM = "crc32c"
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A message by which an import recognises the topic.
+    """A message by which an import recognises the topic."""
 
-    Attributes:
-        position: Where it is.
-        checksum: The CRC-32C of its entry in the message log.
-        publish_time_ms: When it was published, in milliseconds since 1970.
-    """
-
-    position: Position
-    checksum: int
-    publish_time_ms: int
+    position: Position  # Where it is
+    checksum: int  # The CRC-32C of its entry in the message log
+    publish_time_ms: int  # When it was published, in milliseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedCursor:
-    """One cursor.
+    """One cursor."""
 
-    Attributes:
-        topic: Its topic, ``persistent://TENANT/NAMESPACE/TOPIC``.
-        subscription: Its subscription.
-        content: Its durable state. Must not be changed.
-        ledgers: The topic's message log: ledger id -> entry count, in order.
-        cursor_properties: The properties attached to the cursor.
-        fingerprints: Messages of the topic.
-    """
-
-    topic: str
-    subscription: str
-    content: CursorState
-    ledgers: Mapping[int, int]
-    cursor_properties: Mapping[str, str] = field(default_factory=dict)
-    fingerprints: tuple[Fingerprint, ...] = ()
+    topic: str  # Its topic, ``persistent://TENANT/NAMESPACE/TOPIC``
+    subscription: str  # Its subscription
+    content: CursorState  # Its durable state. Must not be changed
+    ledgers: Mapping[int, int]  # The topic's message log: ledger id -> entry count, in order
+    cursor_properties: Mapping[str, str] = field(default_factory=dict)  # The properties attached to the cursor
+    fingerprints: tuple[Fingerprint, ...] = ()  # Messages of the topic
 
     @property
     def acked_above(self) -> int:
@@ -74,25 +59,15 @@ class ExportedCursor:
 
 @dataclass(frozen=True, slots=True)
 class AckStateFile:
-    """The contents of a file.
+    """The contents of a file."""
 
-    Attributes:
-        source: The cluster that it was exported from.
-        exported_at_ms: When, in milliseconds since 1970.
-        cursors: The cursors, in the order of the file.
-    """
-
-    source: str
-    exported_at_ms: int
-    cursors: tuple[ExportedCursor, ...]
+    source: str  # The cluster that it was exported from
+    exported_at_ms: int  # When, in milliseconds since 1970
+    cursors: tuple[ExportedCursor, ...]  # The cursors, in the order of the file
 
 
 def write_ack_states(path: Path, contents: AckStateFile) -> int:
-    """Write a file, which exists either complete or not at all, and return its size in bytes.
-
-    Raises:
-        OSError: It cannot be written; a file that was there is unchanged.
-    """
+    """Write a file, which exists either complete or not at all, and return its size in bytes."""
     data = encode_ack_states(contents)
     with atomic_write(path) as unfinished:
         unfinished.write_bytes(data)
@@ -100,13 +75,7 @@ def write_ack_states(path: Path, contents: AckStateFile) -> int:
 
 
 def read_ack_states(path: Path) -> AckStateFile:
-    """Read a file.
-
-    Raises:
-        OSError: It cannot be read.
-        CorruptStateError: It is damaged, cut off, or not such a file.
-        UnsupportedVersionError: A newer release wrote it.
-    """
+    """Read a file."""
     return decode_ack_states(path.read_bytes(), what=str(path))
 
 
@@ -123,15 +92,7 @@ def encode_ack_states(contents: AckStateFile) -> bytes:
 
 
 def decode_ack_states(data: bytes, *, what: str = "export") -> AckStateFile:
-    """Return the contents of a file.
-
-    Args:
-        data: Its bytes.
-        what: Its name, for errors.
-
-    Raises:
-        See `read_ack_states`.
-    """
+    """Return the contents of a file."""
     body, cursors = _checked_body(data, what), []
     lines = body.split(b"\n")[:-1]
     header = _object(lines[0], 0, what)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.pulsar.record.poll import Entries, minus, runs
+from ackstate.analysis.pulsar.cursor_look import Entries, minus, runs
 from ackstate.analysis.trace.events import EventKind, PolledEvent
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from ackstate.analysis.pulsar.record.poll import CursorPoll
-    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.cursor_look import CursorLook
 
 UNDER_WAY_MAX = 2
 """Records that a cursor writes at once: after an idle second Guava's limiter admits two."""
@@ -44,13 +44,7 @@ class _Interval(NamedTuple):
 
 @final
 class CursorFollower:
-    """Follows one cursor, poll by poll.
-
-    Args:
-        settings: The settings in effect.
-        known: The acked entries of an earlier recording that is continued; ownership passes to this object.
-        last_ms: The time of its last event, or the time since which it may exist; -1 if it existed before.
-    """
+    """Follows one cursor, poll by poll."""
 
     def __init__(
         self, settings: BrokerSettings, *, known: Mapping[int, BitMap] | None = None, last_ms: int = -1
@@ -58,18 +52,18 @@ class CursorFollower:
         self._settings = settings
         self._known: Entries = dict(known or {})
         self._last_ms = last_ms
-        self._poll: CursorPoll | None = None
+        self._poll: CursorLook | None = None
         # Polls of the same cursor ledger since the one whose acks are certainly durable, the last one for each last
         # entry; and the poll since which nothing was acked, until that is known to be durable.
-        self._history: deque[CursorPoll] = deque()
-        self._changed: CursorPoll | None = None
+        self._history: deque[CursorLook] = deque()
+        self._changed: CursorLook | None = None
         # Whether there are acks that may be durable without an event for it.
         self._has_pending = False
         # The latest poll whose acks are certainly durable, and whether there are exceptions.
-        self._certain_poll: CursorPoll | None = None
+        self._certain_poll: CursorLook | None = None
         self._has_exceptions = False
 
-    def follow(self, poll: CursorPoll) -> list[PolledEvent]:
+    def follow(self, poll: CursorLook) -> list[PolledEvent]:
         """Return the events since the last poll, in order."""
         before = self._poll
         begin_ms = poll.asked_ms if before is None and self._last_ms < 0 else before.asked_ms if before else -1
@@ -99,7 +93,7 @@ class CursorFollower:
     # --- A cursor that was found, loaded, or moved
 
     def _restarted(
-        self, before: CursorPoll | None, poll: CursorPoll, interval: _Interval, new: Entries, gone: Entries
+        self, before: CursorLook | None, poll: CursorLook, interval: _Interval, new: Entries, gone: Entries
     ) -> Iterator[PolledEvent]:
         self._forget_history()
         if before is not None or gone:
@@ -122,7 +116,7 @@ class CursorFollower:
     # --- A cursor that continues
 
     def _continued(
-        self, before: CursorPoll, poll: CursorPoll, interval: _Interval, new: Entries
+        self, before: CursorLook, poll: CursorLook, interval: _Interval, new: Entries
     ) -> Iterator[PolledEvent]:
         is_same = before.has_written and poll.has_written and before.cursor_ledger == poll.cursor_ledger
         is_maybe_written = not is_same or poll.last_entry != before.last_entry
@@ -151,7 +145,7 @@ class CursorFollower:
                 self._history.pop()  # the same record covers both
             self._history.append(poll)
 
-    def _covered(self, before: CursorPoll, poll: CursorPoll, *, is_same: bool) -> tuple[CursorPoll | None, Entries]:
+    def _covered(self, before: CursorLook, poll: CursorLook, *, is_same: bool) -> tuple[CursorLook | None, Entries]:
         """Return the latest poll whose acks are certainly durable, if it has more than before, and exceptions."""
         if not is_same and not poll.is_all_durable:
             return (None, {}) if before.is_unwritten and poll.is_unwritten else (before, self._lacking(before, poll))
@@ -161,7 +155,7 @@ class CursorFollower:
         is_whole = poll.is_all_durable or self._is_within_limit(found, poll)
         return found, {} if is_whole else found.deleted_entries()
 
-    def _latest_covered(self, poll: CursorPoll) -> CursorPoll | None:
+    def _latest_covered(self, poll: CursorLook) -> CursorLook | None:
         """Return the latest poll whose acks a record of the present ledger certainly covers."""
         quiet_ms = self._settings.quiet_seconds * 1_000
         changed = self._changed
@@ -173,17 +167,17 @@ class CursorFollower:
             found = self._history.popleft()
         return found
 
-    def _is_news(self, found: CursorPoll) -> bool:
+    def _is_news(self, found: CursorLook) -> bool:
         known = self._certain_poll
         if known is None or found.answered_ms > known.answered_ms:
             return True
         return found.answered_ms == known.answered_ms and self._has_exceptions
 
-    def _may_displace(self, poll: CursorPoll) -> bool:
+    def _may_displace(self, poll: CursorLook) -> bool:
         """Whether a new record may lack ranges, because of the limit, that an earlier one had."""
         return self._certain_poll is not None and not self._is_within_limit(self._certain_poll, poll)
 
-    def _lacking(self, before: CursorPoll, poll: CursorPoll) -> Entries:
+    def _lacking(self, before: CursorLook, poll: CursorLook) -> Entries:
         """Return the entries, acked at the earlier poll, that a ledger may lack which the cursor has got since."""
         is_new = poll.has_written and (before.has_written or before.is_unwritten)
         if is_new and poll.last_entry > 0:
@@ -191,14 +185,14 @@ class CursorFollower:
         # An acked position may be only in memory if the cursor had no ledger.
         return before.deleted_entries() if is_new and before.has_written else before.acked_entries()
 
-    def _is_within_limit(self, covered: CursorPoll, poll: CursorPoll) -> bool:
+    def _is_within_limit(self, covered: CursorLook, poll: CursorLook) -> bool:
         """Whether no record between two polls can have excluded any range; each has at least one entry."""
         passed = sum(map(len, minus(poll.acked_entries(), covered.acked_entries()).values()))
         return passed + len(covered.deleted) <= self._settings.range_count_max
 
     # --- Events
 
-    def _acks(self, poll: CursorPoll, new: Entries, interval: _Interval) -> Iterator[PolledEvent]:
+    def _acks(self, poll: CursorLook, new: Entries, interval: _Interval) -> Iterator[PolledEvent]:
         is_cumulative = not poll.deleted and (self._poll is None or not self._poll.deleted)
         yield from _named(EventKind.MARK_DELETE if is_cumulative else EventKind.ACK, new, interval)
         self._has_pending |= bool(new)
@@ -212,13 +206,13 @@ class CursorFollower:
         """Return that a record may have been under way at the earlier poll, and durable before it."""
         return self._seen(_Interval(max(interval.ts_ms - WRITE_MS, self._last_ms), interval.until_ms))
 
-    def _certain(self, covered: CursorPoll, cut: Entries, interval: _Interval) -> Iterator[PolledEvent]:
+    def _certain(self, covered: CursorLook, cut: Entries, interval: _Interval) -> Iterator[PolledEvent]:
         """Yield that the acks of a poll are durable, with exceptions."""
         self._certain_poll, self._has_exceptions = covered, bool(cut)
         yield self._seen(interval, number=covered.answered_ms)
         yield from _named(EventKind.CUT_OFF, cut, interval)
 
-    def _note_change(self, poll: CursorPoll) -> None:
+    def _note_change(self, poll: CursorLook) -> None:
         self._changed = poll if poll.has_written else None
 
     def _forget_history(self) -> None:
@@ -226,7 +220,7 @@ class CursorFollower:
         self._changed = None
 
 
-def _is_reloaded(before: CursorPoll, poll: CursorPoll) -> bool:
+def _is_reloaded(before: CursorLook, poll: CursorLook) -> bool:
     """Return whether the topic may have been loaded again between two polls."""
     if before.load is not None and poll.load is not None and before.load != poll.load:
         return True

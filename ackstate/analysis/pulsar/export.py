@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor, Fingerprint
+from ackstate.analysis.pulsar.ack_state_file import ExportedCursor, Fingerprint
 from ackstate.cursor.journal import ROOT
 from ackstate.cursor.recovery import Recovery
 from ackstate.errors import AckStateError, CorruptStateError
@@ -33,9 +33,6 @@ def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequen
     """Return the cursors of a topic, of each partition if it has some, by topic and subscription.
 
     Acks that the broker has not persisted yet are not in a state.
-
-    Raises:
-        AckStateError: There is no such topic or subscription, or a cursor cannot be read.
     """
     topics = topics_of(cluster, topic)
     found = [cursor for each in topics for cursor in _cursors(cluster, each, subscriptions)]
@@ -48,11 +45,7 @@ def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequen
 
 
 def topics_of(cluster: PulsarLayout, topic: str) -> list[str]:
-    """Return a topic, or its partitions.
-
-    Raises:
-        AckStateError: There is neither.
-    """
+    """Return a topic, or its partitions."""
     parts = parse_topic(topic)
     assert parts is not None
     names = cluster.nodes.children(f"{ROOT}/{parts.namespace}/{DOMAIN}")

@@ -18,7 +18,7 @@ between two looks, the earlier look is not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,75 +29,19 @@ from ackstate.wire.pulsar import LimitRule, RangeForm, limit_ranges
 from ackstate.wire.pulsar.ranges import words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     import numpy.typing as npt
     from pyroaring import BitMap
 
-    from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.snapshot.internal_stats import RedeliveryReported
+    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+    from ackstate.analysis.pulsar.cursor_look import CursorLook
     from ackstate.deleted_ranges import DeletedRanges
-    from ackstate.position import Position
 
-_OPEN = "Open"  # the cursor's writes go to its ledger
 # Guava's limiter admits two writes at once after an idle second; a third one waits until they are long done.
 _UNDER_WAY_MAX = 2
 _FRAME_BYTES = 2  # tag and length of a range, which Pulsar's own figure omits
 _WORD_BYTES = 10  # the longest varint
-
-
-@dataclass(frozen=True, slots=True)
-class CursorLook:
-    """A cursor in a broker's memory, at one moment.
-
-    Attributes:
-        counts: Entries of each ledger of the topic that still exists.
-        mark_delete: Every entry up to it, inclusive, is acked.
-        deleted: The entries acked above it. Must not be changed.
-        state: Pulsar's name of the cursor's state.
-        cursor_ledger: The ledger that it writes to; -1 if it has not written since it was loaded.
-        last_entry: The last entry there that was certainly written.
-        laid_out_bytes: Bytes of the ranges in the record laid out last, as in `SubscriptionStats`; None: unknown.
-        is_mark_delete_loaded: Whether the mark-delete has not moved since the topic was loaded.
-        properties: Properties of the mark-delete.
-        read_position: The next entry to read; None if unknown.
-        reported: The redelivery that the broker itself counts; None for a broker of Pulsar.
-        asked_s: Time before the request, on a monotonic clock of the caller.
-        answered_s: Time after the answer.
-    """
-
-    counts: Mapping[int, int]
-    mark_delete: Position
-    deleted: DeletedRanges
-    state: str = _OPEN
-    cursor_ledger: int = -1
-    last_entry: int = -1
-    laid_out_bytes: int | None = None
-    is_mark_delete_loaded: bool = False
-    properties: Mapping[str, int] = field(default_factory=dict)
-    read_position: Position | None = None
-    reported: RedeliveryReported | None = None
-    asked_s: float = 0.0
-    answered_s: float = 0.0
-
-    @property
-    def has_written(self) -> bool:
-        """Whether the last record was written to the cursor ledger, under the current settings."""
-        return self.state == _OPEN and self.last_entry >= 0
-
-    @property
-    def below_count(self) -> int:
-        """Entries up to the mark-delete that may be redelivered: not trimmed, and not durable since before the load."""
-        return 0 if self.is_mark_delete_loaded else self.count_up_to(self.mark_delete)
-
-    def advanced_since(self, earlier: CursorLook) -> int:
-        """Existing entries above the earlier mark-delete and up to this one."""
-        return self.count_up_to(self.mark_delete) - self.count_up_to(earlier.mark_delete)
-
-    def count_up_to(self, position: Position) -> int:
-        """Return the number of existing entries at or below a position."""
-        whole = sum(count for ledger_id, count in self.counts.items() if ledger_id < position.ledger_id)
-        return whole + min(position.entry_id + 1, self.counts.get(position.ledger_id, 0))
 
 
 class Bound(NamedTuple):
@@ -232,7 +176,7 @@ class _Past:
         return (
             self.is_same_ledger
             and (self.now.last_entry > 0 or not self.now.deleted)
-            and self.now.asked_s - self.earlier.answered_s >= settings.quiet_seconds
+            and self.now.asked_ms - self.earlier.answered_ms >= 1_000 * settings.quiet_seconds
             and self.now.mark_delete == self.earlier.mark_delete
             and self.now.deleted == self.earlier.deleted
         )
