@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.demo.broker import DemoSettings
-    from ackstate.analysis.demo.job import DemoRun
-    from ackstate.analysis.demo.recovery import RecoveredCursor
+    from ackstate.analysis.demo.run import DemoRun, RecoveredCursor
 
 
 def demo(
@@ -60,10 +59,10 @@ def demo(
     the trace beside them. The directory must be empty, or that of a demo.
     """
     from ackstate.analysis.atomic_write import write_atomically
-    from ackstate.analysis.demo import job as main_job
+    from ackstate.analysis.demo import run as main_job
     from ackstate.analysis.demo.broker import DemoSettings
+    from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.demo.report import render, verdict
-    from ackstate.analysis.demo.results import DemoDirectory
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)
@@ -83,8 +82,8 @@ def demo(
 
 def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
     """Run the main job once for each of the settings, with progress shown."""
-    from ackstate.analysis.demo import job as main_job
-    from ackstate.analysis.demo.results import DemoDirectory
+    from ackstate.analysis.demo import run as main_job
+    from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.spark.session import local_session, readable_failures
 
     runs: list[DemoRun] = []
@@ -215,8 +214,8 @@ def broker(
 def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
     from ackstate.analysis.demo.broker import DemoBroker, run
     from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.kill import READY
-    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.demo.run import READY
+    from ackstate.analysis.demo.run import recover as recover_all
     from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
@@ -243,7 +242,7 @@ def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> Non
     a second recovery reports no more of them.
     """
     from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.demo.run import recover as recover_all
     from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)

@@ -228,7 +228,7 @@ def estimated(
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
         result = _compared(result, current, is_recorded_current=is_recorded_current)
         if output.report is not None and inputs is not None:
-            from ackstate.analysis.report.making import make_contents
+            from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
 
             command, engine = shlex.join(["ackstate", *sys.argv[1:]]), where.made_by()

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ackstate.analysis.admin.internal_stats import ExplainedHole, ExplainedSubscription
     from ackstate.analysis.admin_client import PulsarAdmin
-    from ackstate.analysis.live_explanation import ExplainedHole, ExplainedSubscription
     from ackstate.analysis.pulsar.sources import Unread
     from ackstate.dispatch.explain import HoleReport, StoredHoles
     from ackstate.inspect import CursorInspection
@@ -230,7 +230,7 @@ def _explain_live(
 
 
 def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_TopicExplanation]:
-    from ackstate.analysis.live_explanation import ExplainedTopic
+    from ackstate.analysis.admin.internal_stats import ExplainedTopic
     from ackstate.analysis.pulsar.internal_stats import read_object
 
     answer = read_object(
