@@ -55,6 +55,18 @@ def create_app(
 
     With `topics` it is part of the broker that has them open. Then it must run in the event loop whose thread publishes
     to these topics: it reads them, and `registry`, in that thread.
+
+    Args:
+        store: Stores the policies, and the topics whose internal stats can be requested. Must be thread-safe.
+        broker: Defaults if no policy is set; Pulsar's defaults if not given.
+        token: The bearer token of requests, of at least 16 characters. None to serve requests without a token, but
+            only those whose connection comes from a loopback address of this machine.
+        registry: Metrics to export besides those of the server, such as a `CursorCollector`'s.
+        topics: The open topics of the broker; None for a server beside the store.
+
+    Raises:
+        TypeError: The token is not bytes.
+        ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
     """
     if token is not None:
         check_token(token)

@@ -10,10 +10,7 @@ Each command imports its dependencies beyond the library when it runs, so that `
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
-from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
@@ -36,7 +33,7 @@ from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 app = typer.Typer(
     name="ackstate",
@@ -86,7 +83,6 @@ _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # Packages of the extra `spark`.
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas"})
 _INTERRUPTED = 130
-_AGAIN_S = 0.01
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -194,9 +190,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    with _lost_interrupts_repeated():
-        status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
-    sys.exit(status)
+    sys.exit(_status(lambda: commands(list(words), standalone_mode=False, prog_name=name)))
 
 
 @final
@@ -206,29 +200,6 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         complain(f"warning: {record.getMessage()}")
-
-
-@contextmanager
-def _lost_interrupts_repeated() -> Iterator[None]:
-    """Repeat a Ctrl-C that comes while Python runs a callback of a weak reference, which drops all exceptions."""
-    report = sys.unraisablehook
-
-    def repeat(what: sys.UnraisableHookArgs) -> None:
-        """Send the dropped Ctrl-C once more; report other exceptions as before."""
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            report(what)
-            return
-        # After the callback: at once, the exception would be raised in this hook and dropped, too.
-        main_thread = threading.main_thread().ident
-        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT))
-        again.daemon = True
-        again.start()
-
-    sys.unraisablehook = repeat
-    try:
-        yield
-    finally:
-        sys.unraisablehook = report
 
 
 def _status(command: Callable[[], Any]) -> int:
