@@ -432,7 +432,7 @@ def record(
         source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
         with TraceDirectory(trace) as directory, console.progress() as display:
             _print_resumed(trace, directory.resumed)
-            recorder = ClusterRecorder(admin, source, directory, every_s=every.seconds, glob=topics)
+            recorder = ClusterRecorder(source, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
             said: set[str] = set()
 

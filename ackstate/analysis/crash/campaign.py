@@ -106,8 +106,8 @@ class Totals:
     runs: int = 0  # How many seeds were run to their end
     cycles: int = 0  # Crashes that were survived and judged
     lost_durable: int = 0  # As `RunOutcome`, summed; as are the next two
-    invented: int = 0  # See above
-    gauge_mismatch: int = 0  # See above
+    invented: int = 0
+    gauge_mismatch: int = 0
     failed_runs: int = 0  # Seeds that saw any promise broken
     last_failed_seed: int = -1  # The last of these; -1 without any
     seconds: float = 0.0  # How long they took

@@ -54,7 +54,7 @@ def gravest(promises: Iterable[Promise]) -> Promise:
 class BrokenPromise:
     """A promise that was broken in a run."""
 
-    promise: Promise  # The promise
+    promise: Promise
     found: str  # The observation that contradicts it
     story: tuple[str, ...] = ()  # The shortest known sequence of steps that leads there, one line each
 
@@ -214,7 +214,7 @@ class State(NamedTuple):
 class Broken(NamedTuple):
     """A promise that a recovery broke."""
 
-    promise: Promise  # The promise
+    promise: Promise
     found: str  # The observation that contradicts it
     entry_count: int = 0  # The number of lost or invented entries, or messages of batches
 

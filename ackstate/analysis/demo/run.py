@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class SubscriptionOutcome:
     """One subscription after the kill: Spark's prediction and the observation of the recovery."""
 
-    name: str  # The subscription
+    name: str
     acked: int  # Acks accepted before the kill
     durable: int  # Accepted acks that the recovered cursor has
     # Redelivery that Spark computed for the instant of the kill. A kill inside a persist has two right answers; then it
@@ -294,10 +294,10 @@ _ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
 class RecoveredCursor:
     """One recovered cursor, compared with its recording."""
 
-    topic: str  # The topic
-    subscription: str  # The subscription
+    topic: str
+    subscription: str
     report: RecoveryReport  # The recovery report
-    mark_delete: str  # Its mark-delete position
+    mark_delete: str
     ranges: str  # Its individually deleted ranges, as Pulsar writes them
     acked: int  # Acks that had been accepted
     durable: int  # Entries that are acked in the recovered cursor

@@ -45,7 +45,7 @@ class ExportedCursor:
     """One cursor."""
 
     topic: str  # Its topic, ``persistent://TENANT/NAMESPACE/TOPIC``
-    subscription: str  # Its subscription
+    subscription: str
     content: CursorState  # Its durable state. Must not be changed
     ledgers: Mapping[int, int]  # The topic's message log: ledger id -> entry count, in order
     cursor_properties: Mapping[str, str] = field(default_factory=dict)  # The properties attached to the cursor

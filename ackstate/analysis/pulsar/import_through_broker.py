@@ -46,7 +46,7 @@ _ACKS_SENT_WITHIN_S = 0.3
 class ImportedCursor:
     """The outcome of an import for one cursor."""
 
-    topic: str  # Its topic
+    topic: str
     subscription: str  # Its subscription, under the name that it now has
     batch_count: int  # How many partly acked batches of the file it now has
     remarks: tuple[str, ...] = ()  # Parts of the file that were not imported

@@ -179,8 +179,8 @@ class Looks(NamedTuple):
 class Judgement:
     """One subscription of one topic or partition."""
 
-    topic: str  # The name of the topic
-    subscription: str  # The name of the subscription
+    topic: str
+    subscription: str
     owner: str  # The broker that has the topic; empty if unknown
     look: CursorLook  # The cursor in memory
     stats: SubscriptionStats | None  # Stats of the subscription; None if unknown

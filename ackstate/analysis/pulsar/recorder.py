@@ -13,18 +13,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 from urllib.parse import unquote_plus
 
-from ackstate.analysis.admin_client import topic_path
 from ackstate.analysis.pulsar.broker_settings import BrokerSettings
 from ackstate.analysis.pulsar.cursor_follower import CursorFollower
 from ackstate.analysis.pulsar.cursor_look import CursorLook, look_of
-from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.trace.events import EventKind, PolledEvent
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
     from ackstate.analysis.pulsar.sources import Listing, LiveBroker, Unread
     from ackstate.analysis.pulsar.trace_directory import Recorded, TraceDirectory
 
@@ -161,10 +159,7 @@ class _UnderWay(NamedTuple):
 class ClusterRecorder:
     """Records a cluster; `run` once."""
 
-    def __init__(
-        self, admin: PulsarAdmin, source: LiveBroker, trace: TraceDirectory, *, every_s: float, glob: str = ""
-    ) -> None:
-        self._admin = admin
+    def __init__(self, source: LiveBroker, trace: TraceDirectory, *, every_s: float, glob: str = "") -> None:
         self._source = source
         self._trace = trace
         self._every_s = every_s
@@ -306,7 +301,7 @@ class ClusterRecorder:
             raise error
 
     def _poll(self, topic: str, follower: TopicFollower) -> None:
-        follower.poll(_Rest(self._admin, self._source, topic), self.now_ms, partial(self._record, topic))
+        follower.poll(self._source, self.now_ms, partial(self._record, topic))
 
     def _record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
         if events:
@@ -323,28 +318,6 @@ class ClusterRecorder:
         self._take_done()
         self._trace.finish_hour()
         self._hour = hour
-
-
-@final
-class _Rest:
-    """Requests answers about one topic."""
-
-    def __init__(self, admin: PulsarAdmin, source: LiveBroker, topic: str) -> None:
-        self._admin = admin
-        self._source = source
-        self._topic = topic
-        self._path = topic_path(topic)
-
-    def settings(self) -> BrokerSettings:
-        return self._source.settings(self._topic)
-
-    def internals(self) -> TopicInternals:
-        return read_object(
-            TopicInternals, self._admin.get(f"{self._path}/internalStats"), what=f"{self._topic}: internalStats"
-        )
-
-    def stats(self) -> TopicStats:
-        return read_object(TopicStats, self._admin.get(f"{self._path}/stats"), what=f"{self._topic}: stats")
 
 
 STATS_MS = 60_000
@@ -384,17 +357,17 @@ class TopicFollower:
         """The broker that had the topic when `stats` were last read; empty if unknown."""
         return "" if self._stats is None else self._stats.owner_broker or ""
 
-    def poll(self, source: _Rest, clock: Callable[[], int], record: Record) -> None:
+    def poll(self, source: LiveBroker, clock: Callable[[], int], record: Record) -> None:
         """Poll once, and record the events since the last poll."""
         is_after_failure, self._has_failed = self._has_failed, True
         if self._settings is None:
-            self._settings = source.settings()
+            self._settings = source.settings(self._topic)
         asked_ms = clock()
-        internals = source.internals()
+        internals = source.internals(self._topic)
         answered_ms = clock()
         is_fresh = self._needs_stats(internals, answered_ms)
         if is_fresh:
-            self._stats, self._stats_ms = source.stats(), answered_ms
+            self._stats, self._stats_ms = source.stats(self._topic), answered_ms
         counts = internals.entry_counts()
         moment = {
             "asked_ms": asked_ms, "answered_ms": answered_ms, "load": _load_of(self._stats),

@@ -50,7 +50,7 @@ class Unread(NamedTuple):
     """A topic that could not be read, or a tenant or namespace whose topics could not be listed."""
 
     kind: _Kind  # Which of the three
-    name: str  # Its name
+    name: str
     error: AckStateError  # Why
 
     @property
@@ -169,12 +169,18 @@ class LiveBroker:
 
     def read(self, topic: str) -> TopicAnswers:
         """Return the answers about one topic."""
-        path, asked_ms = topic_path(topic), time.monotonic_ns() // 10**6
-        internals = read_object(
-            TopicInternals, self._admin.get(f"{path}/internalStats"), what=f"{topic}: internalStats"
-        )
-        stats = read_object(TopicStats, self._admin.get(f"{path}/stats"), what=f"{topic}: stats")
-        return TopicAnswers(internals, stats, asked_ms, -(-time.monotonic_ns() // 10**6))
+        asked_ms = time.monotonic_ns() // 10**6
+        internals = self.internals(topic)
+        return TopicAnswers(internals, self.stats(topic), asked_ms, -(-time.monotonic_ns() // 10**6))
+
+    def internals(self, topic: str) -> TopicInternals:
+        """Return the cursors of a topic in memory."""
+        answer = self._admin.get(f"{topic_path(topic)}/internalStats")
+        return read_object(TopicInternals, answer, what=f"{topic}: internalStats")
+
+    def stats(self, topic: str) -> TopicStats:
+        """Return the statistics of a topic."""
+        return read_object(TopicStats, self._admin.get(f"{topic_path(topic)}/stats"), what=f"{topic}: stats")
 
     def _once(self, name: str, ask: Callable[[], BrokerSettings]) -> BrokerSettings:
         with self._locks.setdefault(name, Lock()):

@@ -51,7 +51,7 @@ _MARKS_MAX = 200
 class Slice(NamedTuple):
     """A slice of time."""
 
-    begin_ms: float  # Its begin
+    begin_ms: float
     p50: float  # The least number that holds for half of its time
     p99: float  # The least number that holds for 99 % of its time
 

@@ -22,11 +22,11 @@ class ReportInputError(AckStateError):
 class CalibrationPoint(NamedTuple):
     """The predicted and the observed redelivery under a policy."""
 
-    policy: str  # The policy in words
-    predicted: float  # Number of messages
-    observed: float  # Number of messages
+    policy: str
+    predicted: float
+    observed: float
     kind: str  # A key of `KINDS`
-    runs: int  # Number of tries
+    runs: int
 
     @property
     def holds(self) -> bool:

@@ -68,7 +68,7 @@ def test_the_interval_of_a_recording(capsys, tmp_path, case):
         TraceDirectory(tmp_path / "trace") as trace,
         pytest.raises(DoneError),
     ):
-        ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.02).run(None, show)
+        ClusterRecorder(LiveBroker(admin), trace, every_s=0.02).run(None, show)
     outcome = run(capsys, "redelivery", tmp_path / "trace", "--engine", "local", "--json")
     assert outcome.status == 0, outcome.err
     (policy,) = json.loads(outcome.out)["policies"]
