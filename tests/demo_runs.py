@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ackstate.analysis.demo.broker import DemoSettings
-from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
-from ackstate.analysis.demo.kill import Kill
+from ackstate.analysis.demo.run import DemoRun, Kill, SubscriptionOutcome
 
 BEGIN_MS = 1_700_000_000_000
 KILL_MS = BEGIN_MS + 4_000

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ackstate import Position
-from ackstate.analysis.pulsar.record.cursor_follower import CursorFollower
-from ackstate.analysis.pulsar.record.poll import CursorPoll
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower
+from ackstate.analysis.pulsar.cursor_look import CursorLook
 from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.deleted_ranges import DeletedRanges
@@ -121,15 +121,15 @@ class Cursor:
         for each in self.acked:
             if each > self.mark_delete:
                 deleted.add(each)
-        return CursorPoll(
-            asked_ms,
-            -1,
+        return CursorLook(
             dict(SIZES),
             self.mark_delete,
             deleted,
             state="NoLedger" if self.ledger < 0 else "Open",
             cursor_ledger=self.ledger,
             last_entry=self.last_entry,
+            asked_ms=asked_ms,
+            answered_ms=-1,
             load=("broker", self.load) if knows_load else None,
         )
 

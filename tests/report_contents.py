@@ -5,8 +5,7 @@ from __future__ import annotations
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.report.contents import Contents, shown_policies, worst_subscriptions
-from ackstate.analysis.report.curves import CrashTimes, Curve
+from ackstate.analysis.report.contents import Contents, CrashTimes, Curve, shown_policies, worst_subscriptions
 from ackstate.analysis.report.inputs import CalibrationPoint, ReportInputs, TraceOrigin
 
 BEGIN_MS = 1_700_000_000_000

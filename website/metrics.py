@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from ackstate import MemoryStore
-from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
+from ackstate.analysis.admin.app import PolicyCollector, RequestCounter
 from ackstate.limits import PolicyStore
 from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
 from ackstate.topic import PublishCounters
@@ -51,7 +51,7 @@ class Exporter:
 
 def exporters() -> tuple[Exporter, ...]:
     """Return all classes that export metrics."""
-    metrics, admin = "ackstate.metrics", "ackstate.analysis.admin.numbers"
+    metrics, admin = "ackstate.metrics", "ackstate.analysis.admin.app"
     return (
         Exporter(f"{metrics}.CursorCollector", "Subscriptions and cursors.", CursorCollector().describe),
         Exporter(f"{metrics}.BacklogCollector", "The backlog of topics.", BacklogCollector().describe),

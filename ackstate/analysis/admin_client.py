@@ -1,27 +1,31 @@
-"""Reads and changes the delayed-delivery policies of the REST server, with the options and names of `pulsar-admin`.
+"""The client of the admin REST interface of a Pulsar cluster or of `ackstate serve`. Needs httpx, of the extra `admin`.
 
-Needs httpx, of the extra `admin`. httpx and other slow imports are deferred until a request is sent, because the
-command line imports this module for each `--help`.
+Certificates are always checked. Content is requested without an encoding, and any other is refused: a few KB of nested
+gzip decode to gigabytes. Slow imports are deferred until a request is sent, because the command line imports this
+module for each `--help`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ackstate.analysis.http_exchange import Answer, AnswerTooLongError, ExchangeError, HttpExchanges, Request
 from ackstate.analysis.token_file import open_token_file
 from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+
+    import httpx
 
 TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 -- a class, no secret
 DEFAULT_ADMIN_URL = "http://localhost:8080"
@@ -31,8 +35,12 @@ _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
 _TOKEN_FILE_BYTES_MAX = 64 * 1024
 _POLICY_BYTES_MAX = 1024 * 1024
-_CONFLICT = 409
-_PAUSES_S = (0.01, 0.02, 0.04, 0.08)
+_PAUSES_S = (0.01, 0.02, 0.04, 0.08)  # after a conflict
+_REDIRECTS_MAX = 5
+_REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
+_UNAUTHORIZED, _FORBIDDEN, _CONFLICT = 401, 403, 409
+_NO_ROLE = "the role is not allowed to read it"
+_LATE = "the answer of the server did not end in time"
 
 
 class AdminError(AckStateError):
@@ -41,6 +49,14 @@ class AdminError(AckStateError):
 
 class InvalidNameError(AdminError):
     """No topic or namespace that can be requested has this name; nothing was requested."""
+
+
+class RefusedError(AdminError):
+    """The server refused the request, with an HTTP status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Origin(NamedTuple):
@@ -52,11 +68,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of a URL of http or https; the host in lower case, without the brackets of IPv6.
-
-    Raises:
-        ValueError: It has no host, or an invalid port.
-    """
+    """Return the origin of a URL of http or https; the host in lower case, without the brackets of IPv6."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname or parts.port == 0:
         raise ValueError(f"the URL of the server must have a host and a valid port, got {url!r}")
@@ -65,24 +77,13 @@ def origin_of(url: str) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class AdminServer:
-    """The address of the server, and how requests are sent to it.
+    """The address of the server, and how requests are sent to it."""
 
-    Attributes:
-        url: A URL of http or https, maybe with a path, without a query and a user.
-        token: Sent as a bearer token; empty for none. Never shown.
-        timeout_s: Limit of a whole exchange, from the look-up of the name to the last byte of the answer.
-        trust_cert_path: Certificates to trust instead of the system's; empty for the system's.
-        answer_bytes_max: A longer answer is refused; None for a limit that suits the resource.
-
-    Raises:
-        AdminError: The URL or the token is malformed.
-    """
-
-    url: str = DEFAULT_ADMIN_URL
-    token: str = field(default="", repr=False)
-    timeout_s: float = 60.0
-    trust_cert_path: str = ""
-    answer_bytes_max: int | None = None
+    url: str = DEFAULT_ADMIN_URL  # of http or https, maybe with a path, without a query and a user
+    token: str = field(default="", repr=False)  # sent as a bearer token; empty for none
+    timeout_s: float = 60.0  # of each step of an exchange, and of all its redirections and content
+    trust_cert_path: str = ""  # certificates to trust instead of the system's
+    answer_bytes_max: int = 64 * 1024 * 1024  # at 20 bytes a range, 3,000,000 ranges of a topic's cursors
 
     def __post_init__(self) -> None:
         if "@" in self.url:
@@ -106,74 +107,271 @@ class AdminServer:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> Any:
-        """Send one request and return the JSON of the answer, None when it is empty.
+        """Send one request and return the JSON of the answer, None when it is empty. A redirection is not followed.
 
         A POST or a DELETE that conflicts with another writer is sent again, a few times. Repeating is safe: an update
-        names only the fields it changes, so the other writer's fields stay. A redirection is not followed.
-
-        Args:
-            method: The verb.
-            path: Below the URL, percent-encoded, beginning with a slash.
-            query: Parameters of the query.
-            body: Sent as JSON; without it nothing is sent.
-
-        Raises:
-            AdminError: No answer arrived in time, or it reports a failure or is not JSON.
+        names only the fields it changes, so the other writer's fields stay.
         """
-        with self.exchanges() as exchanges:
+        with PulsarAdmin(self) as admin:
             for pause_s in (*_PAUSES_S, None):
-                answer = self.exchange(exchanges, method, path, query=query, body=body)
+                answer = admin.exchange(self, method, path, query=query, body=body)
                 if answer.status != _CONFLICT or method == "GET" or pause_s is None:
                     break
                 time.sleep(pause_s)
-        return _content(answer)
-
-    def exchanges(self) -> HttpExchanges:
-        """Return the connection pool; the caller closes it.
-
-        Raises:
-            AdminError: httpx is missing.
-        """
         try:
-            return HttpExchanges(self._trust)
-        except ExchangeError as error:
-            raise AdminError(str(error)) from None
+            content = json.loads(answer.content) if answer.content else None
+            is_readable = True
+        except (ValueError, RecursionError):
+            content, is_readable = None, False
+        if not answer.is_success:
+            reason = _reason_of(content) or f"HTTP {answer.status} {answer.phrase}".rstrip()
+            raise AdminError(f"{reason}\n\nReason: {reason}")
+        if not is_readable:
+            raise AdminError("the answer of the server is not JSON")
+        return content
+
+
+class Answer(NamedTuple):
+    """The answer of a server, of any status."""
+
+    status: int
+    phrase: str
+    location: str | None  # the target of a redirection, as received
+    content: bytes  # empty with an encoding if the status is not a success
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is one of success."""
+        return 200 <= self.status < 300
+
+
+@final
+class PulsarAdmin:
+    """A connection pool to a cluster. Threads may share it.
+
+    Each request waits for its turn among `requests_per_second`, 0 for no limit, also after a redirection, and is
+    counted. The token is sent to the host and port of the server's URL and to those of `token_hosts`, each
+    ``HOST:PORT``, or ``HOST`` for the port of the URL. A redirection to another place is followed without it, and later
+    redirections do not get it back. None is followed from https to http.
+    """
+
+    def __init__(
+        self, server: AdminServer, *, token_hosts: Collection[str] = (), requests_per_second: float = 0
+    ) -> None:
+        try:
+            import httpx  # noqa: PLC0415
+        except ImportError as error:
+            raise AdminError(f"{error.name} is missing: install ackstate[admin]") from error
+        self._httpx = httpx
+        self._server = server
+        self._trusted = {server.origin[1:], *(_token_host(host, server.origin) for host in token_hosts)}
+        self._gap_s = 1 / requests_per_second if requests_per_second else 0.0
+        self._next_s = 0.0
+        self.request_count = 0
+        self._lock = Lock()
+        self._clients: dict[str, httpx.Client] = {}  # by scheme
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path, None if it is empty.
+
+        The path is below the server's URL, percent-encoded, and starts with a slash.
+        """
+        content = self._content(path)
+        try:
+            return read_json(content) if content else None
+        except (ValueError, RecursionError):
+            raise AdminError(
+                f"{self._server.url}{path}: the answer is not JSON, or has a number of more than 64 bits"
+            ) from None
+
+    def get_text(self, path: str) -> str:
+        """Return the text at a path. Raises as `get`."""
+        return self._content(path).decode("utf-8", "replace").strip()
+
+    def _content(self, path: str) -> bytes:
+        server, below = self._server, path
+        # All redirections of a request share one deadline.
+        deadline_s = time.monotonic() + server.timeout_s
+        for _ in range(_REDIRECTS_MAX + 1):
+            self._wait()
+            answer = self.exchange(replace(server, timeout_s=max(deadline_s - time.monotonic(), 0)), "GET", below)
+            if answer.status not in _REDIRECTIONS:
+                break
+            server, below = self._redirected(server, below, answer)
+        else:
+            raise AdminError(f"{self._server.url}{path}: more than {_REDIRECTS_MAX} redirections")
+        if not answer.is_success:
+            raise self._refusal(server, below, answer)
+        return answer.content
+
+    def _wait(self) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            at_s = max(self._next_s, now_s)
+            self._next_s = at_s + self._gap_s
+            self.request_count += 1
+        time.sleep(at_s - now_s)
 
     def exchange(
         self,
-        exchanges: HttpExchanges,
+        server: AdminServer,
         method: str,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
     ) -> Answer:
-        """Send one request and return the answer, with any status.
-
-        Raises:
-            AdminError: No complete answer arrived in time, it exceeds a limit, or the certificates cannot be read.
-        """
-        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
-        deadline_s = time.monotonic() + self.timeout_s
-        bytes_max = _POLICY_BYTES_MAX if self.answer_bytes_max is None else self.answer_bytes_max
-        url = self.url.rstrip("/") + path
+        """Send one request and return the answer, with any status."""
+        url, is_reading = server.url.rstrip("/") + path, False
+        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {server.token}"} if server.token else {})
+        deadline_s = time.monotonic() + server.timeout_s
         try:
-            return exchanges.send(Request(method, url, headers, query, body, deadline_s, bytes_max))
-        except AnswerTooLongError as error:
-            raise AdminError(str(error)) from None
-        except ExchangeError as error:
-            raise AdminError(f"Error connecting to: {self.url}: {error}") from None
+            with self._client(url).stream(
+                method, url, params=query, json=body, headers=headers, timeout=server.timeout_s
+            ) as response:
+                is_reading = True
+                return _whole(response, server.answer_bytes_max, deadline_s)
+        except self._httpx.TimeoutException:
+            if is_reading:
+                raise AdminError(_LATE) from None
+            why = "timed out"
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, UnicodeError) as error:
+            # A host name that cannot be encoded is a `UnicodeError`.
+            why = _why(error)
+        raise AdminError(f"Error connecting to: {server.url}: {why}")
 
-    def _trust(self) -> ssl.SSLContext:
-        return trusted_certificates(self.trust_cert_path)
+    def _client(self, url: str) -> httpx.Client:
+        import ssl  # noqa: PLC0415
+
+        scheme = urlsplit(url).scheme
+        with self._lock:
+            if scheme not in self._clients:
+                # Without certificates nothing is trusted; reading the system's takes 30 ms.
+                is_encrypted = scheme == "https"
+                trust = (
+                    trusted_certificates(self._server.trust_cert_path)
+                    if is_encrypted
+                    else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                )
+                # Proxies, `.netrc` and certificates of the environment are ignored, as in Pulsar's client.
+                self._clients[scheme] = self._httpx.Client(
+                    trust_env=False, verify=trust, headers={"Accept-Encoding": "identity"}
+                )
+            return self._clients[scheme]
+
+    def _redirected(self, server: AdminServer, below: str, answer: Answer) -> tuple[AdminServer, str]:
+        """Return the server and the path of a redirection, with the token only if it may be sent there."""
+        asked = f"{server.url.rstrip('/')}{below}"
+        if not answer.location:
+            raise AdminError(f"{asked}: HTTP {answer.status} without a Location")
+        place = _place(asked, answer.location)
+        target = origin_of(place)
+        if server.origin.scheme == "https" and target.scheme != "https":
+            raise AdminError(f"{asked}: redirects to {place}, which is not encrypted")
+        parts = urlsplit(place)
+        token = server.token if target[1:] in self._trusted else ""
+        found = replace(server, url=f"{parts.scheme}://{parts.netloc}", token=token)
+        return found, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    def _refusal(self, server: AdminServer, below: str, answer: Answer) -> RefusedError:
+        try:
+            reason = _reason_of(json.loads(answer.content)) if answer.content else ""
+        except (ValueError, RecursionError):
+            reason = ""
+        text = f"{server.url.rstrip('/')}{below}: HTTP {answer.status} {answer.phrase}".rstrip()
+        said = "; ".join(filter(None, (reason, self._advice(server, answer.status))))
+        return RefusedError(f"{text}: {said}" if said else text, answer.status)
+
+    def _advice(self, server: AdminServer, status: int) -> str:
+        if status not in {_UNAUTHORIZED, _FORBIDDEN}:
+            return ""
+        if not self._server.token:
+            return "give a token with --token-file" if status == _UNAUTHORIZED else _NO_ROLE
+        if not server.token:
+            _, host, port = server.origin
+            shown = f"[{host}]" if ":" in host else host
+            return f"the token was not sent there: to allow it, add --token-host {shown}:{port}"
+        return (
+            "the token was not accepted: wrong or expired" if status == _UNAUTHORIZED else f"the token's {_NO_ROLE[4:]}"
+        )
+
+
+def _place(asked: str, location: str) -> str:
+    """Return the target of a redirection; error messages do not show a user or a password."""
+    if not location.isprintable() or "\\" in location or len(location) > 8_192:
+        raise AdminError(f"{asked}: redirects to a malformed place")
+    try:
+        place = urljoin(asked, location).partition("#")[0]
+        if "@" in urlsplit(place).netloc:
+            raise AdminError(f"{asked}: redirects to a place with a user or password, which is not followed")
+        origin_of(place)
+    except ValueError:
+        raise AdminError(f"{asked}: redirects to {location[:200]!r}, which is not a URL of http or https") from None
+    return place
+
+
+def _token_host(text: str, named: Origin) -> tuple[str, int]:
+    """Return the host and the port of ``HOST`` or ``HOST:PORT``, or raise `AdminError`."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    is_whole = text.isprintable() and not {"/", "?", "#", "@", " ", "\\", "*"} & {*text}
+    if not host or port == 0 or not is_whole:
+        raise AdminError(f"--token-host must be HOST or HOST:PORT, got {text!r}")
+    return host.rstrip("."), port or named.port
+
+
+def _whole(response: httpx.Response, bytes_max: int, deadline_s: float) -> Answer:
+    status, phrase, location = response.status_code, response.reason_phrase, response.headers.get("Location")
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in {"", "identity"}:
+        if response.is_success:
+            raise AdminError(f"the answer of the server has the encoding {encoding!r}, which was not requested")
+        return Answer(status, phrase, location, b"")
+    content = bytearray()
+    for chunk in response.iter_raw():
+        content += chunk
+        if len(content) > bytes_max:
+            raise AdminError(f"the answer of the server is over {bytes_max} bytes")
+        if time.monotonic() > deadline_s:
+            raise AdminError(_LATE)
+    return Answer(status, phrase, location, bytes(content))
+
+
+def _why(error: BaseException) -> str:
+    """Return the first cause of an error: the library's own message may only report that it failed."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            is_connection = isinstance(cause, ConnectionError)
+            return f"[Errno {cause.errno}] {os.strerror(cause.errno)}" if is_connection else printable(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    return printable(str(error)) or type(error).__name__
+
+
+def read_json(content: str | bytes) -> Any:
+    """Return an answer of a broker."""
+    return json.loads(content, parse_int=_long)
+
+
+def _long(text: str) -> int:
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("a number of more than 64 bits")
+    return number
 
 
 def trusted_certificates(path: str) -> ssl.SSLContext:
-    """Return the certificates of a file, or the system's if it is empty.
-
-    Raises:
-        AdminError: They cannot be read.
-    """
+    """Return the certificates of a file, or the system's if it is empty."""
     import ssl  # noqa: PLC0415
 
     try:
@@ -193,11 +391,7 @@ class ServerOptions:
     tls_trust_cert_path: str = ""
 
     def server(self) -> AdminServer:
-        """Return the server that the options name.
-
-        Raises:
-            AdminError: An option is malformed, or the file of the token cannot be read.
-        """
+        """Return the server that the options name."""
         if self.auth_plugin not in {None, "", TOKEN_PLUGIN}:
             raise AdminError(f"--auth-plugin {self.auth_plugin} is not supported: only {TOKEN_PLUGIN} is")
         if self.auth_plugin and not self.auth_params:
@@ -207,15 +401,12 @@ class ServerOptions:
             token=_token(self.auth_params) if self.auth_params else "",
             timeout_s=self.request_timeout_s,
             trust_cert_path=self.tls_trust_cert_path,
+            answer_bytes_max=_POLICY_BYTES_MAX,
         )
 
 
 def namespace_path(namespace: str) -> str:
-    """Return the path of a namespace `tenant/namespace` on the server.
-
-    Raises:
-        InvalidNameError: It is not of that form, or a name has a character that Pulsar does not allow.
-    """
+    """Return the path of a namespace `tenant/namespace` on the server."""
     parts = namespace.split("/")
     if len(parts) != 2 or not all(map(_is_entity, parts)):
         raise InvalidNameError(
@@ -225,11 +416,7 @@ def namespace_path(namespace: str) -> str:
 
 
 def topic_path(topic: str) -> str:
-    """Return the path of a topic on the server.
-
-    Raises:
-        InvalidNameError: It has none of these forms, is not persistent, or names a cluster, as topics of Pulsar 1 did.
-    """
+    """Return the path of a topic on the server."""
     domain, separator, rest = topic.partition("://")
     if separator and domain != "persistent":
         raise InvalidNameError(f"Need to provide a persistent topic name: {printable(topic)}")
@@ -289,22 +476,7 @@ def _token_of_file(uri: str) -> str:
         raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
 
 
-def _content(response: Answer) -> Any:
-    """Return the JSON of an answer; raise `AdminError` if it is not JSON or the status is not a success."""
-    try:
-        content = json.loads(response.content) if response.content else None
-        readable = True
-    except (ValueError, RecursionError):
-        content, readable = None, False
-    if not response.is_success:
-        reason = reason_of(content) or f"HTTP {response.status} {response.phrase}".rstrip()
-        raise AdminError(f"{reason}\n\nReason: {reason}")
-    if not readable:
-        raise AdminError("the answer of the server is not JSON")
-    return content
-
-
-def reason_of(answer: Any) -> str:
+def _reason_of(answer: Any) -> str:
     """Return the server's reason for a refusal, empty if there is none."""
     reason = answer.get("reason") if isinstance(answer, dict) else None
     return printable(reason) if isinstance(reason, str) else ""

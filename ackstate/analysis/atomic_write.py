@@ -22,9 +22,6 @@ def atomic_write(path: Location) -> Iterator[Path]:
 
     The temporary file is empty and newly created: an unfinished file of an earlier run, or a link in its place, is
     removed first, and no link is followed. A link at `path` itself is replaced, not followed.
-
-    Raises:
-        OSError: The disk is full or failed; `path` is unchanged.
     """
     if isinstance(path, StorePath):
         with TemporaryDirectory() as directory:
@@ -51,9 +48,5 @@ def write_atomically(path: Location, text: str) -> None:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """Open a file that is locked and never read, or create it; its bytes stay.
-
-    Raises:
-        OSError: It cannot be created or opened, or is a symbolic link.
-    """
+    """Open a file that is locked and never read, or create it; its bytes stay."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666), "rb")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
+
+from ackstate.analysis.html_page import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,21 +76,13 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Attributes:
-        name: Its quantity and unit, in words.
-        low: The value at its begin.
-        high: The value at its end; above `low`.
-        ticks: Labelled values, rising, none outside.
-        is_log: Whether it is logarithmic; `low` is above 0 then.
-    """
-
-    name: str
-    low: float
-    high: float
-    ticks: tuple[Tick, ...]
-    is_log: bool = False
+    name: str  # Its quantity and unit, in words
+    low: float  # The value at its begin
+    high: float  # The value at its end; above `low`
+    ticks: tuple[Tick, ...]  # Labelled values, rising, none outside
+    is_log: bool = False  # Whether it is logarithmic; `low` is above 0 then
 
     def share(self, value: float) -> float:
         """Return the place of a value, from 0 at the begin to 1 at the end; values outside are clipped."""
@@ -170,66 +163,40 @@ def _clock(ts_ms: int, step_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose value holds from each point to the next.
+    """A line whose value holds from each point to the next."""
 
-    Attributes:
-        name: For the key of the chart; empty for none.
-        points: Pairs of x and y.
-        colour: A number below `COLOUR_COUNT`.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    colour: int = 0
+    name: str  # For the key of the chart; empty for none
+    points: Sequence[tuple[float, float]]  # Pairs of x and y
+    colour: int = 0  # A number below `COLOUR_COUNT`
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The area between two curves.
+    """The area between two curves."""
 
-    Attributes:
-        name: For the key of the chart; empty for none.
-        points: x, lower y and upper y of each point.
-        colour: A number below `COLOUR_COUNT`.
-        is_stepped: Whether values hold from each point to the next.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float, float]]
-    colour: int = 0
-    is_stepped: bool = False
+    name: str  # For the key of the chart; empty for none
+    points: Sequence[tuple[float, float, float]]  # x, lower y and upper y of each point
+    colour: int = 0  # A number below `COLOUR_COUNT`
+    is_stepped: bool = False  # Whether values hold from each point to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Points, each with a sign.
+    """Points, each with a sign."""
 
-    Attributes:
-        name: For the key of the chart; empty for none.
-        points: x, y and the text that a pointer shows.
-        sign: A single character.
-        colour: A number below `COLOUR_COUNT`.
-        is_large: Whether the sign stands out among others at the same place.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float, str]]
-    sign: str
-    colour: int = 0
-    is_large: bool = False
+    name: str  # For the key of the chart; empty for none
+    points: Sequence[tuple[float, float, str]]  # x, y and the text that a pointer shows
+    sign: str  # A single character
+    colour: int = 0  # A number below `COLOUR_COUNT`
+    is_large: bool = False  # Whether the sign stands out among others at the same place
 
 
 @dataclass(frozen=True, slots=True)
 class Instants:
-    """Vertical lines.
+    """Vertical lines."""
 
-    Attributes:
-        name: For the key of the chart.
-        values: Their places.
-    """
-
-    name: str
-    values: Sequence[float]
+    name: str  # For the key of the chart
+    values: Sequence[float]  # Their places
 
 
 Layer = Line | Band | Marks | Instants
@@ -237,23 +204,14 @@ Layer = Line | Band | Marks | Instants
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart.
+    """A chart."""
 
-    Attributes:
-        x: The horizontal axis.
-        y: The vertical axis.
-        layers: From the back to the front.
-        summary: Its content in a sentence, for readers who cannot see it.
-        height_px: Height of the area inside the axes.
-        extra: HTML placed inside that area.
-    """
-
-    x: Axis
-    y: Axis
-    layers: Sequence[Layer]
-    summary: str
-    height_px: int = 240
-    extra: str = ""
+    x: Axis  # The horizontal axis
+    y: Axis  # The vertical axis
+    layers: Sequence[Layer]  # From the back to the front
+    summary: str  # Its content in a sentence, for readers who cannot see it
+    height_px: int = 240  # Height of the area inside the axes
+    extra: str = ""  # HTML placed inside that area
 
     def html(self, *, has_key: bool = True) -> str:
         """Return the chart, with a key of its named layers."""

@@ -29,13 +29,6 @@ class Duration:
 
         >>> Duration.parse("1.5m").ms, Duration.parse("90", plain_unit="s").ms
         (90000, 90000)
-
-        Args:
-            text: The user's text.
-            plain_unit: The unit of a number without one; empty to require a unit.
-
-        Raises:
-            ValueError: The text is not a duration, not whole milliseconds, or more than 2**63 - 1 of them.
         """
         found = _TEXT.fullmatch(text.strip().lower())
         unit_ms = _UNITS_MS.get(found[3] or plain_unit) if found else None
@@ -52,11 +45,7 @@ class Duration:
         return self.ms / 1_000
 
     def in_whole(self, unit: str) -> int:
-        """Return the duration in `ms` or `s`.
-
-        Raises:
-            ValueError: It is not a whole number of them.
-        """
+        """Return the duration in `ms` or `s`."""
         count, rest = divmod(self.ms, _UNITS_MS[unit])
         if rest:
             raise ValueError(f"must be a whole number of {_NAMES[unit]}, got {self}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
+import html
 from string import Template
 from typing import TYPE_CHECKING
+
+from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,6 +67,11 @@ $body
 </body>
 </html>
 """)
+
+
+def escape(text: str) -> str:
+    """Return untrusted text for a page: without markup, and with control characters shown."""
+    return html.escape(printable(text))
 
 
 def document(title: str, body: str, *, scripts: str, style: str = "") -> str:

@@ -44,15 +44,10 @@ class LocationError(AckStateError):
 
 
 class LocationStatus(NamedTuple):
-    """The status of a location in a store.
+    """The status of a location in a store."""
 
-    Attributes:
-        is_dir: Whether it is a directory.
-        st_size: Bytes of a file; 0 for a directory.
-    """
-
-    is_dir: bool
-    st_size: int
+    is_dir: bool  # Whether it is a directory
+    st_size: int  # Bytes of a file; 0 for a directory
 
 
 @final
@@ -62,17 +57,12 @@ class StorePath:
 
     Any method may raise OSError with the URL and a reason of one line. A file of an object store appears when it is
     closed; a file of HDFS appears, empty, when it is opened.
-
-    Attributes:
-        scheme: One of `SCHEMES`, except ``file``.
-        authority: Bucket, name node or container and account.
-        parts: Names from the root down; none for the root.
-        listed: The status from a listing; None to request it.
     """
 
-    scheme: str
-    authority: str
-    parts: tuple[str, ...]
+    scheme: str  # One of `SCHEMES`, except ``file``
+    authority: str  # Bucket, name node or container and account
+    parts: tuple[str, ...]  # Names from the root down; none for the root
+    # The status from a listing; None to request it.
     listed: LocationStatus | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -223,10 +213,6 @@ def location(text: str) -> Location:
     """Return the location that a text names: a URL if it starts with a scheme (``s3a://``), else a local path.
 
     A URL is taken as Hadoop takes it: ``%20`` in it is three characters of a name. ``file:///x`` is a local path.
-
-    Raises:
-        LocationError: The text is empty, or a URL of an unknown scheme, without a bucket or name node, with a password
-            or with a query. The message has no password.
     """
     if not text:
         raise LocationError("must not be empty")

@@ -18,9 +18,6 @@ def open_token_file(path: Path) -> BinaryIO:
     """Open a token file to read it; log a warning if anyone but its owner may read or change it.
 
     A pipe, as a shell creates for ``<(command)``, is read without a warning.
-
-    Raises:
-        OSError: It cannot be opened.
     """
     file = path.open("rb")
     found = os.fstat(file.fileno())

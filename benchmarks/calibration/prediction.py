@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import scratch_directory
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay

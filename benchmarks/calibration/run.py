@@ -12,10 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk
-from ackstate.analysis.crash.private_mounts import with_private_mounts
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
+from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
 from ackstate.analysis.replay.policy import Policy
 from ackstate.stores.memory import MemoryStore
 from benchmarks.calibration.mistakes import mistakes

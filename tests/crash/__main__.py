@@ -12,8 +12,7 @@ import sys
 from ackstate.analysis.cli import crash as command
 from ackstate.analysis.cli.main import main
 from ackstate.analysis.crash import dying
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
 from ackstate.analysis.crash.shim import compiled, environment, loaded
 from crash.bookkeeper import bookkeeper
 from crash.crash_states import crash_states

@@ -26,11 +26,9 @@ from pathlib import Path
 from random import Random
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
-from ackstate.analysis.crash.process_layer import RunSize, shorter_run
-from ackstate.analysis.crash.process_run import ProcessRun
-from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import LayerSkippedError, RunSize, scratch_directory, shorter_run
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
+from ackstate.analysis.crash.runs import ProcessRun
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor
@@ -43,6 +41,7 @@ from ackstate.position import Position
 from ackstate.stores.base import StoreError
 from ackstate.topic.log import MessageLog
 from crash.bookkeeper_cluster import bookkeeper_options, running_cluster
+from crash.quiet import quiet
 from crash.stopped_publisher import StoppedPublisher, difference
 
 LEDGERS = {1: 3_000}

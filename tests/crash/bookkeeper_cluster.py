@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
+from crash.paused import pause
 from crash.zookeeper_server import ZooKeeperServer, java_program
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
@@ -193,7 +194,7 @@ class Bookie:
     def pause(self):
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
-        dying.pause(self.process)
+        pause(self.process)
 
     def resume(self):
         """Continue after `pause`, if it is running."""

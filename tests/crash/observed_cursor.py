@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from serial import SerialExecutor
 
-from ackstate.analysis.crash.acked_set import Numbering
-from ackstate.analysis.crash.oracle import State
+from ackstate.analysis.crash.oracle import Numbering, State
 from ackstate.cursor.cursor import CursorOpening, ManagedCursor, open_cursors, persist_all
 from ackstate.cursor.formats import Format, Repair
 from ackstate.cursor.results import PersistTarget, RecoverySource

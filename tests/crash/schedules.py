@@ -12,11 +12,12 @@ from itertools import count
 from time import process_time
 from typing import NamedTuple
 
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.crash.layer import shortest
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation
+from crash.promises import PromiseBrokenError
+from crash.quiet import quiet
 
 _USUAL = Settings(count_max=1)
 _COUNTS_MAX = (2, 3, 5, 10)
@@ -76,7 +77,7 @@ def _shortest(seed, failure, *, seconds_max):
 
     def with_numbers(numbers):
         found = again(failure.settings, numbers)
-        return None if found is None else Failing(found.numbers, found)
+        return None if found is None else (found.numbers, found)
 
     def with_settings(differing):
         """Return the failure with these non-default settings only, if there still is one."""
@@ -84,13 +85,13 @@ def _shortest(seed, failure, *, seconds_max):
             found = again(_settings(differing), failure.numbers)
         except ValueError:  # some settings require others
             return None
-        return None if found is None else Failing(differing, found)
+        return None if found is None else (differing, found)
 
     for _ in range(_ROUNDS):
-        numbers, seconds = Failing(failure.numbers, failure), until - process_time()
-        failure = shortest(numbers, with_numbers, seconds=seconds, clock=process_time).evidence
-        differing, seconds = Failing(tuple(_differing(failure.settings)), failure), until - process_time()
-        failure = shortest(differing, with_settings, seconds=seconds, clock=process_time).evidence
+        seconds = until - process_time()
+        _, failure = shortest(failure.numbers, failure, with_numbers, seconds=seconds, clock=process_time)
+        differing, seconds = tuple(_differing(failure.settings)), until - process_time()
+        _, failure = shortest(differing, failure, with_settings, seconds=seconds, clock=process_time)
     return failure
 
 

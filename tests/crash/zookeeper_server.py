@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
+from crash.paused import pause
 
 # A few of pyspark's jars; opening all of them takes two seconds.
 _JARS = (
@@ -106,7 +107,7 @@ class ZooKeeperServer:
     def pause(self):
         """Stop the process; it keeps its connections and answers nothing."""
         assert self.process is not None
-        dying.pause(self.process)
+        pause(self.process)
 
     def resume(self):
         """Continue after `pause`, if it is running."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
-from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states, encode_ack_states
+from ackstate.analysis.pulsar.ack_state_file import decode_ack_states, encode_ack_states
 from ackstate.limits.policies import decode_policies, encode_policies
 from ackstate.topic.log import decode_log_record, encode_log_record
 from ackstate.wire import native

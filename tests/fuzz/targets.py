@@ -17,8 +17,8 @@ import google_crc32c
 from ackstate import AckStateError, LedgerMap, Position
 from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats, read_object
-from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
+from ackstate.analysis.pulsar.ack_state_file import decode_ack_states
+from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.trace.bad_rows import BadRowsMax
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert

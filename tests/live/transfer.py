@@ -164,7 +164,7 @@ def _renamed(file, old, new):
     """Return a file whose cursors belong to another topic, with the right checksum."""
     from dataclasses import replace
 
-    from ackstate.analysis.pulsar.transfer import ack_state_file as files
+    from ackstate.analysis.pulsar import ack_state_file as files
 
     found = files.read_ack_states(file)
     cursors = tuple(replace(each, topic=each.topic.replace(old, new)) for each in found.cursors)

@@ -11,9 +11,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ackstate.analysis.crash.kills import kills
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers.kills import kills
-from ackstate.analysis.crash.layers.power_cuts import power_cuts
+from ackstate.analysis.crash.power_cuts import power_cuts
 from ackstate.analysis.crash.shim import compiled, environment, loaded
 from crash.crash_states import crash_states
 from crash.damage import damage

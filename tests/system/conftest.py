@@ -9,8 +9,7 @@ import pytest
 def power_can_be_cut():
     """Skip, with the reason, where there is no disk whose power can be cut."""
     from ackstate.analysis.crash.layer import LayerSkippedError
-    from ackstate.analysis.crash.loop_disk import LoopDisk
-    from ackstate.analysis.crash.private_mounts import with_private_mounts
+    from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
 
     def try_it():
         with LoopDisk() as disk:

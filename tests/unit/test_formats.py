@@ -13,7 +13,7 @@ import pytest
 
 from ackstate import DeletedRanges, SqliteStore, UnsupportedVersionError
 from ackstate.analysis.crash.campaign import Totals, read_totals, write_totals
-from ackstate.analysis.pulsar.transfer.ack_state_file import decode_ack_states
+from ackstate.analysis.pulsar.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording

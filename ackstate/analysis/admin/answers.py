@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, final
 
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
@@ -11,7 +13,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from ackstate.analysis.admin.log_lines import LOG
+from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import DelayPolicyRefusedError
 from ackstate.limits.policies import POLICIES_OF
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI, Request
+
 
 _REASON_LENGTH_MAX = 500
 _WAY_OUT = "; DELETE one of its policies with If-Match: * to remove them all unread"
@@ -135,3 +138,28 @@ def _with_way_out(text: str) -> str:
 def _unexpected(request: Request, error: Exception) -> Response:
     # The server logs the traceback: Starlette raises the error once more after this answer.
     return refusal(_BROKEN, f"{request.method} failed with {type(error).__name__}; see the server's log")
+
+
+LOG = logging.getLogger("ackstate.admin")
+
+
+def log_to_stderr() -> None:
+    """Write the server's log to standard error, including errors, but no warnings, of its libraries.
+
+    Clients could cause any number of uvicorn's warnings.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    for logger, level in ((LOG, logging.INFO), (logging.getLogger("uvicorn.error"), logging.ERROR)):
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(level)
+
+
+@final
+class _OneLine(logging.Formatter):
+    """Escapes characters that could split a message or change its display; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
+        """Return the line of a record."""
+        return printable(super().formatMessage(record))

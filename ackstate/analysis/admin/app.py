@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, final
 
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.openapi.utils import get_openapi
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from ackstate.analysis.admin.answers import REFUSAL_SCHEMA, add_refusals, refusals
+from ackstate.analysis.admin.answers import LOG, REFUSAL_SCHEMA, add_refusals, refusals
 from ackstate.analysis.admin.guard import OPEN_PATHS, Guard, check_token
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
-from ackstate.analysis.admin.live_routes import LiveRoutes
-from ackstate.analysis.admin.log_lines import LOG
-from ackstate.analysis.admin.numbers import PolicyCollector, RequestCounter
+from ackstate.analysis.admin.live import LiveRoutes
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.errors import AckStateError
@@ -25,7 +25,13 @@ from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import Store, StoreError
 
 if TYPE_CHECKING:
-    from ackstate.analysis.admin.live_topics import LiveTopics
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ackstate.topic.topics import Topics
+
 
 _TITLE = "ackstate admin"
 _DESCRIPTION = (
@@ -43,7 +49,7 @@ def create_app(
     broker: BrokerPolicies | None = None,
     token: bytes | None = None,
     registry: CollectorRegistry | None = None,
-    topics: LiveTopics | None = None,
+    topics: Topics | None = None,
 ) -> FastAPI:
     """Return the application; the caller closes the store afterwards.
 
@@ -165,3 +171,76 @@ def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
     if has_token:
         document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return document
+
+
+_UNMATCHED = "none"
+_BROKEN = 500
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+
+
+@final
+class RequestCounter:
+    """Counts each answer in ``ackstate_admin_requests_total`` by method, route and status.
+
+    The label values are bounded: paths that no route matches, and other methods, count as ``none``.
+    """
+
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._requests = Counter(
+            "ackstate_admin_requests_total",
+            "Requests answered.",
+            labelnames=("method", "route", "status"),
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            # An outer handler turns the exception into an answer.
+            self._count(scope, _BROKEN)
+            raise
+
+    def _count(self, scope: Scope, status: int) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else _UNMATCHED
+        route = getattr(scope.get("route"), "path", _UNMATCHED)
+        self._requests.labels(method, route, status).inc()
+
+
+@final
+class PolicyCollector(Collector):
+    """Exports ``ackstate_policies``, the number of namespaces and of topics with policies of their own.
+
+    Complexity: O(namespaces and topics with policies) for a scrape.
+    """
+
+    def __init__(self, policies: PolicyStore) -> None:
+        self._policies = policies
+
+    def collect(self) -> Iterable[Metric]:
+        """Count them; raises as `PolicyStore.namespaces`."""
+        yield self._family(namespace=len(self._policies.namespaces()), topic=len(self._policies.topics()))
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without values and without reading the store."""
+        yield self._family()
+
+    @staticmethod
+    def _family(**counts: int) -> Metric:
+        family = GaugeMetricFamily(
+            "ackstate_policies", "Namespaces and topics that have policies of their own.", labels=("level",)
+        )
+        for level, count in counts.items():
+            family.add_metric((level,), count)
+        return family

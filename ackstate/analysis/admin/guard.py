@@ -28,12 +28,7 @@ _CLOSE = {"Connection": "close"}
 
 
 def check_token(token: bytes) -> None:
-    """Check a token that clients must send.
-
-    Raises:
-        TypeError: It is not bytes.
-        ValueError: It is not one word of 16 to 8,192 visible ASCII characters; the message never shows it.
-    """
+    """Check a token that clients must send."""
     if not isinstance(token, bytes):
         raise TypeError(f"the token must be bytes, got {type(token).__name__}")
     if not _TOKEN_BYTES_MIN <= len(token) <= _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
@@ -44,15 +39,7 @@ def check_token(token: bytes) -> None:
 
 @final
 class Guard:
-    """Refuses a wrong token, an encoded slash in the path, or too large a body; passes on all other requests.
-
-    Args:
-        app: Receives the accepted requests.
-        token: The token of requests, except those for `OPEN_PATHS`. None if each process of this machine may use the
-            server: then the peer must be known to be on it, which it is not behind a Unix socket, because a proxy may
-            be there. And the Host must be this machine's. Otherwise a name controlled by an attacker could resolve to
-            this machine, and a browser could reach it.
-    """
+    """Refuses a wrong token, an encoded slash in the path, or too large a body; passes on all other requests."""
 
     def __init__(self, app: ASGIApp, *, token: bytes | None) -> None:
         self._app = app

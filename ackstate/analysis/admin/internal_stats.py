@@ -1,4 +1,4 @@
-"""Reports a store's state of a topic in the shape of Pulsar's ``PersistentTopicInternalStats``.
+"""The state of a topic in the shape of Pulsar's ``PersistentTopicInternalStats``, and the explanation of its ack holes.
 
 A store has no history and no messages in flight. So a topic is reported as by a broker that has just loaded it and has
 served no request yet, in the state ``Closed``. Fields that a store cannot fill have Pulsar's empty value: 0, an empty
@@ -10,7 +10,7 @@ Source: ``ManagedLedgerInternalStats`` and ``ManagedCursorImpl`` of Apache Pulsa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -22,6 +22,8 @@ from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
     from ackstate.cursor.formats import CursorState
+    from ackstate.dispatch.explain import BlockReason, HoleReport
+    from ackstate.dispatch.subscription import Subscription
     from ackstate.inspect import CursorInspection
     from ackstate.ledger_map import LedgerMap
     from ackstate.stores.base import Store
@@ -90,10 +92,6 @@ class PersistentTopicInternalStats(PulsarResponse):
 def internal_stats(store: Store, topic: str) -> PersistentTopicInternalStats | None:
     """Return a store's state of a topic, None if it has neither messages nor cursors of it.
 
-    Raises:
-        StoreError: The storage failed.
-        CorruptStateError: The names of cursors, or the log's ledgers, cannot be read.
-
     Complexity: O(cursors and ledgers of the store, and the size of the journals of the topic's cursors).
     """
     found = MessageLog.find(store, topic=topic)
@@ -144,3 +142,98 @@ def _backlog(content: CursorState, log: LedgerMap) -> int:
     acked = content.deleted.copy()
     acked.discard_missing(log)
     return log.count_between(content.mark_delete, log.last_confirmed) - len(acked)
+
+
+class _Explained(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class ExplainedHole(_Explained):
+    """One ack hole, with the names of `HoleReport`; `why` is the name of a `HoleReason`."""
+
+    first: str
+    last: str
+    entry_count: int
+    age_ms: int | None
+    why: str
+    detail: str
+    consumers: list[str]
+    deliver_at_ms: int | None
+    delivery_count: int | None
+    cost_bytes: int
+    freed_bytes: int
+    freed_ranges: int
+    mark_delete_advance: int
+
+
+class ExplainedBlock(_Explained):
+    """One closed rule, with the names of `BlockReason`; `rule` is its setting in a ``broker.conf``."""
+
+    rule: str
+    consumer: str
+    used: int
+    limit: int
+    released_at: int
+    since_ms: int | None
+    detail: str
+
+
+class ExplainedSubscription(_Explained):
+    """One open subscription: its state, its costliest holes, and the rules that keep new messages back."""
+
+    subscription: str
+    type: str
+    mark_delete: str
+    backlog: int
+    range_count: int
+    record_bytes: int
+    redelivery_if_crashed: int
+    hole_count: int
+    holes: list[ExplainedHole]
+    blocked: list[ExplainedBlock]
+
+
+class ExplainedTopic(_Explained):
+    """One open topic; ages are counted from `now_ms`."""
+
+    topic: str
+    now_ms: int
+    subscriptions: list[ExplainedSubscription]
+
+
+def explain_subscription(subscription: Subscription, *, name: str, top: int, now_ms: int) -> ExplainedSubscription:
+    """Explain an open subscription; nothing is changed.
+
+    Complexity: O(holes), and reading up to 64 messages of each that is returned.
+    """
+    stats, cursor = subscription.stats().cursor, subscription.cursor
+    return ExplainedSubscription(
+        subscription=name,
+        type=subscription.kind.value,
+        mark_delete=str(cursor.mark_delete_position),
+        backlog=stats.backlog,
+        range_count=stats.range_count,
+        record_bytes=stats.record_bytes,
+        redelivery_if_crashed=stats.redelivery_if_crashed,
+        hole_count=len(cursor.view.holes()),
+        holes=[_hole(each) for each in subscription.explain_holes(top, now_ms=now_ms)],
+        blocked=[_block(each) for each in subscription.why_blocked(now_ms=now_ms)],
+    )
+
+
+def _hole(report: HoleReport) -> ExplainedHole:
+    fields: dict[str, Any] = {name: getattr(report, name) for name in ExplainedHole.model_fields}
+    return ExplainedHole(
+        **fields
+        | {
+            "first": str(report.first),
+            "last": str(report.last),
+            "why": report.why.name,
+            "consumers": list(report.consumers),
+        }
+    )
+
+
+def _block(reason: BlockReason) -> ExplainedBlock:
+    fields: dict[str, Any] = {name: getattr(reason, name) for name in ExplainedBlock.model_fields}
+    return ExplainedBlock(**fields | {"rule": reason.rule.value})

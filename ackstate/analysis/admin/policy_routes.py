@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, final
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ackstate.analysis.admin.answers import invalid, refusals
-from ackstate.analysis.admin.log_lines import LOG
+from ackstate.analysis.admin.answers import LOG, invalid, refusals
 from ackstate.analysis.admin.resolve import NumberPolicy
 from ackstate.limits import DelayedDeliveryPolicies
 from ackstate.limits.policies import NAME_LENGTH_MAX, TOPIC_BYTES_MAX, PolicyOwner

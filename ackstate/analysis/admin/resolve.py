@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.admin.log_lines import LOG
+from ackstate.analysis.admin.answers import LOG
 from ackstate.cursor.config import CursorConfig
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.limits import BrokerDelayedDelivery, DelayedDeliveryPolicies, GateLimits
@@ -44,11 +44,7 @@ class NumberPolicy(StrEnum):
         return policies.max_unpersisted_ack_record_bytes
 
     def put_into(self, policies: Policies, number: int | None) -> Policies:
-        """Return policies with another number for this policy, None for none.
-
-        Raises:
-            ValueError: The number is out of its bounds.
-        """
+        """Return policies with another number for this policy, None for none."""
         if self is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
             return replace(policies, become_old_ack_record_seconds=number)
         return replace(policies, max_unpersisted_ack_record_bytes=number)
@@ -56,27 +52,17 @@ class NumberPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerPolicies:
-    """Policies of the broker, used if neither a topic nor its namespace sets them; the defaults are Pulsar's.
+    """Policies of the broker, used if neither a topic nor its namespace sets them; the defaults are Pulsar's."""
 
-    Attributes:
-        delayed_delivery: Policies of message delays.
-        become_old_ack_record_seconds: As in `CursorConfig`.
-        max_unpersisted_ack_record_bytes: As in `GateLimits`.
-        topic_may_disable: Whether a topic may switch off a delay or a maximum that its namespace enforces.
-    """
-
-    delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)
-    become_old_ack_record_seconds: int = 0
+    delayed_delivery: BrokerDelayedDelivery = field(default_factory=BrokerDelayedDelivery)  # Policies of message delays
+    become_old_ack_record_seconds: int = 0  # As in `CursorConfig`
+    # As in `GateLimits`.
     max_unpersisted_ack_record_bytes: int = field(default_factory=lambda: GateLimits().max_unpersisted_ack_record_bytes)
-    topic_may_disable: bool = False
+    topic_may_disable: bool = False  # Whether a topic may switch off a delay or a maximum that its namespace enforces
 
     @classmethod
     def from_pulsar_conf(cls, properties: Mapping[str, str], *, topic_may_disable: bool = False) -> BrokerPolicies:
-        """Return the policies of the properties of a ``broker.conf``.
-
-        Raises:
-            ValueError: A value is malformed, or a key is misspelt; the message names it.
-        """
+        """Return the policies of the properties of a ``broker.conf``."""
         check_spelling(properties, _KEYS)
         seconds = CursorConfig.from_pulsar_conf(properties).become_old_ack_record_seconds
         return cls(
@@ -157,11 +143,7 @@ class LevelledPolicies:
     def update_delays(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, *, expected_version: int | None
     ) -> PolicyChange:
-        """Set the fields of an update and keep the others.
-
-        Raises:
-            DelayPolicyRefusedError: They would contradict another level.
-        """
+        """Set the fields of an update and keep the others."""
 
         def _changed(policies: Policies) -> Policies:
             stored = policies.delayed_delivery
@@ -175,11 +157,7 @@ class LevelledPolicies:
             return self._update(owner, _changed, expected_version=expected_version)
 
     def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> PolicyChange:
-        """Remove the delay policies of an owner.
-
-        Raises:
-            DelayPolicyRefusedError: A fixed delay would lose its effect.
-        """
+        """Remove the delay policies of an owner."""
 
         def _changed(policies: Policies) -> Policies:
             stored = policies.delayed_delivery
@@ -195,11 +173,7 @@ class LevelledPolicies:
     def put_number(
         self, owner: PolicyOwner, policy: NumberPolicy, number: int | None, *, expected_version: int | None
     ) -> PolicyChange:
-        """Set a number, or remove it with None.
-
-        Raises:
-            ValueError: The number is out of its bounds.
-        """
+        """Set a number, or remove it with None."""
         return self._update(
             owner, lambda policies: policy.put_into(policies, number), expected_version=expected_version
         )

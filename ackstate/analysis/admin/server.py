@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from ackstate.analysis.admin.answers import log_to_stderr
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.guard import check_token
-from ackstate.analysis.admin.log_lines import log_to_stderr
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
 from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
@@ -32,25 +32,13 @@ _HEAD_BYTES_MAX = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of the server.
+    """Settings of the server."""
 
-    Attributes:
-        store: The directory of an SQLite store; created if it is missing.
-        port: The port; 0 for any free port.
-        host: The address to listen on; without a token, only this machine's own.
-        token: The token of requests, None for none.
-        broker: Defaults if no policy is set.
-
-    Raises:
-        AckStateError: There is no token although other machines could connect.
-        ValueError: The token is not one word of 16 to 8,192 visible ASCII characters.
-    """
-
-    store: Path
-    port: int = 0
-    host: str = LOCAL_HOST
-    token: bytes | None = field(default=None, repr=False)
-    broker: BrokerPolicies = field(default_factory=BrokerPolicies)
+    store: Path  # The directory of an SQLite store; created if it is missing
+    port: int = 0  # The port; 0 for any free port
+    host: str = LOCAL_HOST  # The address to listen on; without a token, only this machine's own
+    token: bytes | None = field(default=None, repr=False)  # The token of requests, None for none
+    broker: BrokerPolicies = field(default_factory=BrokerPolicies)  # Defaults if no policy is set
 
     def __post_init__(self) -> None:
         if self.token is not None:
@@ -60,15 +48,7 @@ class ServerSettings:
 
 
 def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish the requests in progress, within 5 s, and close the store.
-
-    Args:
-        settings: The settings of the server.
-        announce: Called with one line, which has the address, as soon as connections are accepted.
-
-    Raises:
-        AckStateError: The store cannot be opened, or the address cannot be used.
-    """
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress, within 5 s, and close the store."""
     log_to_stderr()
     # uvicorn sends a signal again once it has ended, before the store is closed: then it ends the block here.
     with (
@@ -100,11 +80,7 @@ class _Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 is any free one.
-
-    Raises:
-        AckStateError: The address cannot be used; an empty host would be every one.
-    """
+    """Return a socket that listens on an address; port 0 is any free one."""
     if not host.strip():
         raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

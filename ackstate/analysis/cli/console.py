@@ -25,11 +25,7 @@ _WIDTH_MAX = 10**15
 
 
 def progress(*, auto_refresh: bool = True) -> Progress:
-    """Return a progress display on standard error, shown only on a terminal.
-
-    Args:
-        auto_refresh: As in Rich: whether a thread refreshes it. A process that forks must not have such a thread.
-    """
+    """Return a progress display on standard error, shown only on a terminal."""
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
     console = Console(stderr=True, quiet=not is_terminal)
@@ -45,11 +41,7 @@ class _Description(ProgressColumn):
 
 
 def show(*parts: Table | str) -> None:
-    """Write tables and lines to standard output; no cell is ever cut, and none is wrapped unless a terminal reads.
-
-    Args:
-        parts: A string is one line. The cells of a table are escaped in it.
-    """
+    """Write tables and lines to standard output; no cell is ever cut, and none is wrapped unless a terminal reads."""
     for part in parts:
         if isinstance(part, Table):
             _escape_cells(part)
@@ -82,14 +74,7 @@ def write_json(value: dict[str, Any]) -> None:
 
 
 def write(text: str) -> None:
-    """Write to standard output and flush, so that a failure can still be reported.
-
-    Args:
-        text: Written as it is: JSON, or what `show` has laid out.
-
-    Raises:
-        AckStateError: It cannot be written.
-    """
+    """Write to standard output and flush, so that a failure can still be reported."""
     if sys.stdout is None:
         raise AckStateError("standard output is closed")
     try:

@@ -25,11 +25,13 @@ from ackstate.analysis.crash.campaign import (
     CampaignError,
     Seen,
     Totals,
+    as_json,
     read_totals,
+    remarks,
     run_layer,
+    table,
     write_totals,
 )
-from ackstate.analysis.crash.campaign_report import as_json, remarks, table
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
@@ -55,19 +57,19 @@ class LayerEntry:
 
 
 def _call_kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.call_kills import call_kills
+    from ackstate.analysis.crash.kills import call_kills
 
     return partial(call_kills, subject=subject)
 
 
 def _kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.kills import kills
+    from ackstate.analysis.crash.kills import kills
 
     return partial(kills, subject=subject)
 
 
 def _power_cuts(subject: str) -> Layer:
-    from ackstate.analysis.crash.layers.power_cuts import power_cuts
+    from ackstate.analysis.crash.power_cuts import power_cuts
 
     return partial(power_cuts, subject=subject)
 
@@ -81,11 +83,7 @@ LAYERS = {
 
 
 def _chosen(text: str) -> list[str]:
-    """Return the layers that a name, a range or ``all`` stands for.
-
-    Raises:
-        BadParameter: The layer is unknown.
-    """
+    """Return the layers that a name, a range or ``all`` stands for."""
     match = _RANGE.fullmatch(text)
     names = list(LAYERS) if text == "all" else _numbered(int(match[1]), int(match[2])) if match else [text]
     if not names or not set(names) <= LAYERS.keys():
@@ -191,27 +189,17 @@ def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None)
 
 @dataclass(frozen=True, slots=True)
 class _Campaign:
-    """Runs the chosen layers one after the other.
-
-    Attributes:
-        found: Totals of the layers that were started.
-        seen: Results of this campaign by layer.
-    """
+    """Runs the chosen layers one after the other."""
 
     layers: dict[str, Layer]
     budget: Budget
     totals_file: Path | None
     subject: str
-    found: dict[str, Totals] = field(default_factory=dict)
-    seen: dict[str, Seen] = field(default_factory=dict)
+    found: dict[str, Totals] = field(default_factory=dict)  # Totals of the layers that were started
+    seen: dict[str, Seen] = field(default_factory=dict)  # Results of this campaign by layer
 
     def run(self, seed: int | None, check: Callable[[], None]) -> None:
-        """Run each layer for its budget.
-
-        Args:
-            seed: Seed of the first run.
-            check: Called after each run; an exception from it ends the campaign.
-        """
+        """Run each layer for its budget."""
         kept = read_totals(self.totals_file, subject=self.subject) if self.totals_file is not None else {}
         known = sorted(kept.keys() & self.layers.keys())
         if known and seed is not None:

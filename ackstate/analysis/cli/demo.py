@@ -1,22 +1,35 @@
-"""`ackstate demo` kills a live broker, recovers it, and compares the redelivered messages with the prediction."""
+"""`ackstate demo`, and its parts by hand: `broker` runs until it is killed, `recover` recovers its cursors."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ackstate.analysis.cli import console, tables
-from ackstate.analysis.cli.options import FlushIntervalOption, JsonOption, between, duration_option, path_argument
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import (
+    LONGEST,
+    NUMBER_MAX,
+    BrokerDirectoryArgument,
+    FlushIntervalOption,
+    JsonOption,
+    between,
+    duration_option,
+    path_argument,
+)
+from ackstate.analysis.cli.tables import subscription_table
 from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from rich.table import Table
 
     from ackstate.analysis.demo.broker import DemoSettings
-    from ackstate.analysis.demo.job import DemoRun
+    from ackstate.analysis.demo.run import DemoRun, RecoveredCursor
 
 
 def demo(
@@ -46,10 +59,10 @@ def demo(
     the trace beside them. The directory must be empty, or that of a demo.
     """
     from ackstate.analysis.atomic_write import write_atomically
-    from ackstate.analysis.demo import job as main_job
+    from ackstate.analysis.demo import run as main_job
     from ackstate.analysis.demo.broker import DemoSettings
+    from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.demo.report import render, verdict
-    from ackstate.analysis.demo.results import DemoDirectory
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)
@@ -62,15 +75,15 @@ def demo(
     if json:
         console.write(summary)
     else:
-        console.show(tables.outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
+        console.show(outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
     if not all(run.holds for run in runs):
         raise typer.Exit(1)
 
 
 def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
     """Run the main job once for each of the settings, with progress shown."""
-    from ackstate.analysis.demo import job as main_job
-    from ackstate.analysis.demo.results import DemoDirectory
+    from ackstate.analysis.demo import run as main_job
+    from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.spark.session import local_session, readable_failures
 
     runs: list[DemoRun] = []
@@ -86,5 +99,158 @@ def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: 
             if len(settings) > 1:
                 # Printed above the bar; without a bar its console is quiet.
                 lines = Console(stderr=True) if progress.disable else progress.console
-                lines.print(tables.repeat_line(runs[-1]), highlight=False, soft_wrap=True)
+                lines.print(repeat_line(runs[-1]), highlight=False, soft_wrap=True)
     return runs
+
+
+def outcome_table(run: DemoRun) -> Table:
+    """Return the demo's table of one run."""
+    title = f"Killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed})"
+    names = [outcome.name for outcome in run.subscriptions]
+    table = subscription_table(
+        title, names, "acked", "persisted", "predicted\nat the kill", "observed", "lost\nacks", "invented\nacks"
+    )
+    for outcome in run.subscriptions:
+        numbers = (outcome.observed, outcome.lost, outcome.invented)
+        table.add_row(outcome.name, str(outcome.acked), str(outcome.durable), outcome.prediction, *map(str, numbers))
+    return table
+
+
+def repeat_line(run: DemoRun) -> str:
+    """Return the demo's line for one run of many."""
+    pairs = "   ".join(f"{o.name} {o.prediction} / {o.observed}" for o in run.subscriptions)
+    return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
+
+
+def recovery_table(results: Sequence[RecoveredCursor]) -> Table:
+    """Return the source of each cursor's state."""
+    table = subscription_table(
+        "Recovered",
+        [result.subscription for result in results],
+        "from",
+        "records",
+        "torn bytes",
+        "mark-delete",
+        "ranges",
+    )
+    for result in results:
+        report = result.report
+        numbers = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
+        table.add_row(result.subscription, report.source.value, *map(str, numbers))
+    return table
+
+
+def redelivered_table(results: Sequence[RecoveredCursor]) -> Table:
+    """Return the redelivered messages of each cursor, and lost and invented acks, which must be 0."""
+    table = subscription_table(
+        "Redelivered",
+        [result.subscription for result in results],
+        "acked",
+        "persisted",
+        "redelivered",
+        "lost\nacks",
+        "invented\nacks",
+    )
+    for result in results:
+        numbers = (result.acked, result.durable, result.observed, result.lost, result.invented)
+        table.add_row(result.subscription, *map(str, numbers))
+    return table
+
+
+def _record_bytes_limit(number: int) -> int:
+    from ackstate.limits import GateLimits
+
+    try:
+        return GateLimits(max_unpersisted_ack_record_bytes=number).max_unpersisted_ack_record_bytes
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def broker(
+    directory: BrokerDirectoryArgument,
+    seconds: Annotated[
+        Duration, duration_option(plain_unit="s", most=LONGEST, help="Stop after this time.")
+    ] = Duration(60_000),
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload.")] = 1,
+    messages_per_second: Annotated[
+        int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Publish rate.")
+    ] = 3_000,
+    entries_per_ledger_max: Annotated[
+        int,
+        typer.Option(
+            metavar="N", callback=between(1, NUMBER_MAX), help="Entries of a ledger before the log rolls over."
+        ),
+    ] = 2_500,
+    delayed_share: Annotated[
+        float, typer.Option(metavar="X", callback=between(0, 1), help="Share of delayed messages, 0 to 1.")
+    ] = 0.1,
+    delay_max: Annotated[
+        Duration,
+        duration_option("--delay-ms-max", plain_unit="ms", least="1ms", most=LONGEST, help="Longest delay."),
+    ] = Duration(400),
+    flush_interval: FlushIntervalOption = Duration(250),
+    max_unpersisted_ack_record_bytes: Annotated[
+        int,
+        typer.Option(metavar="N", callback=_record_bytes_limit, help="Stop sending at this many bytes; 0 is off."),
+    ] = 16 * 1024,
+    max_unacked_messages: Annotated[
+        int, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="Stop sending at this many; 0 is off.")
+    ] = 1_000,
+) -> None:
+    """Run a small broker until it is killed: one topic, three subscriptions, all recorded.
+
+    It prints "ready" when it has started. In a directory that a killed broker
+    left, it recovers first and continues.
+    """
+    from ackstate.analysis.demo.broker import DemoSettings
+
+    settings = DemoSettings(
+        seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_max.ms, flush_interval.ms,
+        max_unpersisted_ack_record_bytes, max_unacked_messages,
+    )  # fmt: skip
+    _run_broker(directory, settings, lives_ms=seconds.ms)
+
+
+def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
+    from ackstate.analysis.demo.broker import DemoBroker, run
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.run import READY
+    from ackstate.analysis.demo.run import recover as recover_all
+    from ackstate.analysis.trace.recorder import Recorder
+
+    place = BrokerDirectory(directory)
+    now_ms = _clock()
+    with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
+        if frames:
+            recover_all(store, frames, recorder=recorder, now_ms=now_ms())
+        live = DemoBroker(store, recorder, settings, now_ms=now_ms())
+        console.write(f"{READY}\n")
+        run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
+
+
+def _clock() -> Callable[[], int]:
+    """Return a clock in ms since the epoch that never goes backwards."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (offset_ns + time.monotonic_ns()) // 1_000_000
+
+
+def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> None:
+    """Recover every cursor of a dead broker, and report which acked messages are redelivered.
+
+    Opening a cursor takes it over from its earlier owner, as a restarted broker
+    does; no ack is changed. Redeliveries are added to the recording, so that
+    a second recovery reports no more of them.
+    """
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.run import recover as recover_all
+    from ackstate.analysis.trace.recorder import Recorder
+
+    place = BrokerDirectory(directory)
+    with place.begun() as (store, frames), Recorder(place.recording) as recorder:
+        results = recover_all(store, frames, recorder=recorder, now_ms=time.time_ns() // 1_000_000)
+    if json:
+        console.write_json({"subscriptions": [result.to_json() for result in results]})
+    else:
+        console.show(recovery_table(results), redelivered_table(results))
+    if any(result.lost or result.invented for result in results):
+        raise typer.Exit(1)

@@ -1,31 +1,150 @@
-"""The estimate under some policies for `ackstate sweep` and `ackstate redelivery`, and its numbers as text."""
+"""`ackstate sweep` and `ackstate redelivery`: estimates under policies, for a terminal, a program or a report."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from rich.table import Table
 
+from ackstate.analysis.atomic_write import atomic_write, write_atomically
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.output import command
+from ackstate.analysis.cli.options import (
+    NUMBER_MAX,
+    JsonOption,
+    TraceArgument,
+    between,
+    key_value_pairs,
+    location_argument,
+    path_argument,
+)
+from ackstate.analysis.cli.tables import numbers_table, subscription_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
     from rich.progress import Progress
+    from rich.table import Table
 
-    from ackstate.analysis.cli.output import ReportFiles
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
-    from ackstate.analysis.estimate.results import SweepResult
+    from ackstate.analysis.estimate.results import PolicyResult, SweepResult
     from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.trace.days import Day
+
+
+# `make calibrate` writes it there.
+_USUAL_CALIBRATION = Path("benchmarks/calibration.json")
+
+
+FORMATS = ("json", "parquet", "csv", "html")
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="F", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; with --out.")
+]
+OutOption = Annotated[Any, typer.Option(metavar="FILE", parser=location_argument, help="Write it there; may be a URL.")]
+ReportOption = Annotated[
+    Any,
+    typer.Option(metavar="FILE", parser=location_argument, help="Write a report there, one HTML file; may be a URL."),
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that exists."),
+]
+TraceSummaryOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", parser=path_argument, help="For the report: output of trace convert or generate, --json."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The destination of the estimates."""
+
+    form: str | None  # one of `FORMATS`; None to show them
+    out: Location | None  # the file in that format
+    report: Location | None
+    calibration: Path | None = None  # for the report, as the next
+    trace_summary: Path | None = None
+
+    @classmethod
+    def wanted(
+        cls,
+        form: str | None,
+        out: Location | None,
+        report: Location | None,
+        *,
+        calibration: Path | None,
+        trace_summary: Path | None,
+    ) -> Output:
+        """Return the destination that the options name; `typer.BadParameter` if they do not go together."""
+        if (form is None) != (out is None):
+            raise typer.BadParameter("--format and --out go together")
+        if form is not None and form not in FORMATS:
+            raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
+        if form == "html":
+            if report is not None:
+                raise typer.BadParameter("--format html means --report: give one of them")
+            form, out, report = None, None, out
+        for file in [each for each in (out, report) if each is not None]:
+            # Before Spark starts.
+            if file.is_dir() or (isinstance(file, Path) and not file.absolute().parent.is_dir()):
+                raise typer.BadParameter(f"{file}: the output must be a file in an existing directory")
+        if report is None and (calibration is not None or trace_summary is not None):
+            raise typer.BadParameter("--calibration and --trace-summary go with --report")
+        if report is not None and calibration is None and _USUAL_CALIBRATION.is_file():
+            calibration = _USUAL_CALIBRATION
+        return cls(form, out, report, calibration, trace_summary)
+
+    def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:
+        """Show the estimates, or write them atomically and print the names of the files; the report is already written.
+
+        With an answer, that is printed instead of the parts, as JSON.
+        """
+        if self.out is None:
+            console.show(*parts) if answer is None else console.write_json(answer)
+        elif self.form == "json":
+            write_atomically(self.out, console.json_text(result.to_json()))
+        else:
+            _write_table(result, self.out, is_parquet=self.form == "parquet")
+        lines = []
+        if self.out is not None:
+            count = sum(len(each.estimates) for each in result.policies)
+            lines.append(f"{self.out}: {count:,} estimates, {', '.join(each.label for each in result.policies[:3])}")
+        if self.report is not None:
+            lines.append(f"{self.report}: {self.report.stat().st_size / 1e6:.1f} MB")
+        if answer is None and lines:
+            console.show(*lines)
+
+
+def _write_table(result: SweepResult, out: Location, *, is_parquet: bool) -> None:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    rows = [{"policy": each.label} | estimate.to_row() for each in result.policies for estimate in each.estimates]
+    if not is_parquet:
+        rows = [{name: _csv_cell(value) for name, value in row.items()} for row in rows]
+    with atomic_write(out) as unfinished:
+        if is_parquet:
+            parquet.write_table(pa.Table.from_pylist(rows), unfinished)
+        else:
+            csv.write_csv(pa.Table.from_pylist(rows), unfinished)
+
+
+def _csv_cell(value: Any) -> Any:
+    """Quote text that a spreadsheet would compute as a formula."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 # Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
@@ -51,12 +170,7 @@ Session: TypeAlias = "Callable[[], SparkSession] | None"
 
 
 def session_of(engine: EngineChoice | None, master: str | None) -> Session:
-    """Check that the engine can start, and return what starts it.
-
-    Raises:
-        typer.BadParameter: A master is given, but the engine is not Spark.
-        AckStateError: As `ackstate.analysis.spark.session.check_startable`.
-    """
+    """Check that the engine can start, and return what starts it."""
     if engine is EngineChoice.LOCAL:
         if master is not None:
             raise typer.BadParameter("--master is for --engine spark")
@@ -73,7 +187,7 @@ def estimated(
     *,
     crashes_per_day: float,
     session: Session,
-    report: ReportFiles | None = None,
+    output: Output,
     current: CurrentPolicy | None = None,
     is_recorded_current: bool = False,
     days: Sequence[Day] | None = None,
@@ -81,21 +195,6 @@ def estimated(
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
     Policies that cannot be replayed are excluded and listed in `SweepResult.refused`, unless none is left.
-
-    Args:
-        trace: The trace.
-        policies: The grid.
-        crashes_per_day: The rate for which duplicates are counted.
-        session: See `session_of`.
-        report: The report to write; None for no report.
-        current: The policy in force, which is in the grid; None if it is unknown.
-        is_recorded_current: Whether the recording is compared with, instead of a policy.
-        days: The result of `check_days`; None to call it here.
-
-    Raises:
-        TraceError: The trace is invalid, or has no subscriptions.
-        PolicyError: None of the policies, or not the current one, can be replayed.
-        AckStateError: As `ReportFiles.read_inputs`.
     """
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
@@ -111,11 +210,15 @@ def estimated(
     policies, refused = persistable(policies)
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
-    inputs = None if report is None else report.read_inputs()
+    inputs = None
+    if output.report is not None:
+        from ackstate.analysis.report.inputs import ReportInputs
+
+        inputs = ReportInputs.read(calibration=output.calibration, origin=output.trace_summary)
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         found = estimates(
-            trace_of(where, days), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
+            trace_of(where, days), policies, crashes_per_day=crashes_per_day, is_plotted=inputs is not None,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
@@ -124,11 +227,13 @@ def estimated(
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
         result = _compared(result, current, is_recorded_current=is_recorded_current)
-        if report is not None and inputs is not None:
-            from ackstate.analysis.report.making import make_contents
+        if output.report is not None and inputs is not None:
+            from ackstate.analysis.report.contents import make_contents
+            from ackstate.analysis.report.page import render
 
-            made_by = where.made_by()
-            report.write(make_contents(highs, covered, trace, result, inputs, command=command(), engine=made_by))
+            command, engine = shlex.join(["ackstate", *sys.argv[1:]]), where.made_by()
+            contents = make_contents(highs, covered, trace, result, inputs, command=command, engine=engine)
+            write_atomically(output.report, render(contents))
         return result, highs
 
 
@@ -159,13 +264,7 @@ def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded
 
 @contextmanager
 def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Runs]:
-    """Wait for the engine, and show its progress while the block runs.
-
-    Args:
-        session: See `session_of`.
-        progress: The display.
-        size_bytes: Bytes of the trace times the number of policies.
-    """
+    """Wait for the engine, and show its progress while the block runs."""
     from ackstate.analysis.estimate.trace_source import LocalEngine
 
     if session is None:
@@ -183,15 +282,6 @@ def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[R
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
     with shown_stages(spark, progress):
         yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
-
-
-def numbers_table(first: str, others: Sequence[str]) -> Table:
-    """Return an empty table whose first column is text and the others numbers."""
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
 
 
 def rate_text(number: float | None) -> str:
@@ -214,3 +304,263 @@ def mean_text(number: float | None) -> str:
 def count_text(number: int | None) -> str:
     """Return a count; a dash if it is unknown."""
     return "-" if number is None else f"{number:,}"
+
+
+def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return redelivery if crashed, a row for each subscription of one topic."""
+    table = subscription_table(
+        "", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash"
+    )
+    for row in rows:
+        # A trace of a single millisecond has no duration, and so no mean and no quantiles.
+        low = row.get("low", row)
+        expected = _interval(*("-" if each["expected"] is None else f"{each['expected']:.1f}" for each in (low, row)))
+        numbers = [
+            _interval(*("-" if each[name] is None else str(each[name]) for each in (low, row)))
+            for name in ("p50", "p99", "max")
+        ]
+        at_crashes = ", ".join(_at_crash(crash, has_interval="low" in row) for crash in row["crashes"]) or "-"
+        table.add_row(row["subscription"], expected, *numbers, at_crashes)
+    return table
+
+
+def _interval(low: str, high: str) -> str:
+    return high if low == high else f"{low} to {high}"
+
+
+def _at_crash(crash: dict[str, Any], *, has_interval: bool) -> str:
+    """Return the number at a crash; two numbers if it fell inside a persist, or is known from polls."""
+    if has_interval:
+        return _interval(str(crash["at_crash_if_written"]), str(crash["at_crash"]))
+    if not crash["persisting_at_crash"]:
+        return str(crash["at_crash"])
+    return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
+
+
+_RECORDED = "recorded"
+
+
+def sweep(
+    trace: TraceArgument,
+    grid: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON: an object of settings, each a value or a list.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=V,V", help="A setting and its values; may be repeated."),
+    ] = None,
+    flush_interval_ms: Annotated[
+        str | None, typer.Option(metavar="TIME,TIME", help="Short for --set flush_interval_ms=...")
+    ] = None,
+    current_policy: Annotated[
+        str, typer.Option(metavar="POLICY", help="The policy in force: 'KEY=V KEY=V', default, or recorded.")
+    ] = "",
+    broker_conf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A Pulsar broker's broker.conf, or its runtime configuration in JSON."),
+    ] = None,
+    crashes_per_day: Annotated[
+        float, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="For duplicates per day.")
+    ] = 1.0,
+    form: FormatOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
+    calibration: CalibrationOption = None,
+    trace_summary: TraceSummaryOption = None,
+    engine: EngineOption = None,
+    master: MasterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a trace under every combination of some settings, and recommend one that is worth its price.
+
+    For each policy: redelivery after a crash of the broker, the bytes
+    written, and whether another policy is better in every respect. The
+    recording comes first. The recommendation is compared with the policy
+    in force: as named, read from a broker's configuration, or inferred
+    from the recording. A trace of ackstate pulsar record has the settings of
+    its broker. With those, or with --broker-conf, settings that do not vary
+    are those of the broker. Without a grid, a few usual policies are compared.
+    """
+    flags = list(settings or ())
+    if flush_interval_ms is not None:
+        flags.append(f"flush_interval_ms={flush_interval_ms}")
+    if grid is not None and flags:
+        raise typer.BadParameter("give the grid by either --grid or --set")
+    if broker_conf is not None and current_policy:
+        raise typer.BadParameter("give the policy in force by either --current-policy or --broker-conf")
+    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
+    session = session_of(engine, master)
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
+    from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
+    from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.trace.days import check_days
+
+    # Mistakes in options and files are reported before the trace is read.
+    is_named = current_policy not in ("", _RECORDED)
+    named = policy_of_text(current_policy) if is_named else None
+    broker = None if broker_conf is None else read_broker_policy(broker_conf)
+    texts = key_value_pairs(flags)
+    policies_of_texts(texts)
+    days = check_days(trace)
+    recorded = None if broker_conf is not None or is_named else CurrentPolicy.of_recorded_broker(trace)
+    if recorded is not None:
+        broker = recorded.policy
+    base = None if broker is None else broker.to_mapping()
+    policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
+    current = None
+    if current_policy != _RECORDED:
+        current = recorded or _current(trace, named, broker, broker_conf)
+    if not policies:
+        policies = candidates(current.policy if current is not None else broker or Policy())
+    elif current is not None and current.policy not in policies:
+        policies = [current.policy, *policies]
+    result, _ = estimated(
+        trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, output=output,
+        current=current, is_recorded_current=current_policy == _RECORDED, days=days,
+    )  # fmt: skip
+    lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
+    output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
+
+
+def _current(
+    trace: Location, named: Policy | None, broker: Policy | None, broker_conf: Path | None
+) -> CurrentPolicy | None:
+    """Return the policy in force, as named, of a file, or inferred; None if it is unknown."""
+    from ackstate.analysis.estimate.current_policy import CurrentPolicy, recorded_rhythm
+
+    rhythm = recorded_rhythm(trace)
+    if broker is not None and broker_conf is not None:
+        return CurrentPolicy.given(broker, f"read from {broker_conf.name}", rhythm)
+    if named is not None:
+        return CurrentPolicy.given(named, "named with --current-policy", rhythm)
+    return None if rhythm is None else CurrentPolicy.inferred(rhythm)
+
+
+def _policy_table(result: SweepResult) -> Table:
+    columns = ("expected", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s", "blocked s", "best")
+    table = numbers_table("policy", columns)
+    for each in result.policies:
+        total = each.total
+        role = result.role_of(each)
+        label = f"{each.label} ({role})" if role and role != each.label else each.label
+        low = total.low or total
+        is_exact = total.low is None
+        expected, duplicates = (
+            bounds_text(getattr(low, name), getattr(total, name), mean_text, is_exact=is_exact)
+            for name in ("expected", "duplicates_per_day")
+        )
+        p99, peak = (
+            bounds_text(getattr(low, name), getattr(total, name), count_text, is_exact=is_exact)
+            for name in ("p99", "max")
+        )
+        table.add_row(
+            label, expected, p99, peak, duplicates,
+            rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
+            mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
+            "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",
+        )  # fmt: skip
+    return table
+
+
+_SCOPE_NAMES = {
+    "total": "broker-wide crash", "namespace": "namespace {}", "topic": "unload of topic {}",
+    "subscription": "subscription {}",
+}  # fmt: skip
+
+
+def _crash_rate(number: float | None) -> float | None:
+    return None if number is None else between(0, NUMBER_MAX)(number)
+
+
+def redelivery(
+    trace: TraceArgument,
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V", help="Replay with this setting; may be repeated.")
+    ] = None,
+    crashes_per_day: Annotated[
+        float | None,
+        typer.Option(metavar="N", callback=_crash_rate, help="Crashes per day, for the count of duplicates."),
+    ] = None,
+    form: FormatOption = None,
+    out: OutOption = None,
+    report: ReportOption = None,
+    calibration: CalibrationOption = None,
+    trace_summary: TraceSummaryOption = None,
+    engine: EngineOption = None,
+    master: MasterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compute from a trace how many acked messages a crash would have redelivered, at every instant.
+
+    As recorded, or under a policy: over the whole trace, for subscriptions,
+    topics, namespaces and all together. Without a policy, a rate or a file it
+    shows the subscriptions, with the number at each crash in the trace.
+
+    For a trace of polls (ackstate pulsar record), it shows intervals. A
+    directory with a trace for each day is read as one trace.
+    """
+    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
+    rate = 1.0 if crashes_per_day is None else crashes_per_day
+    session = session_of(engine, master)
+    from ackstate.analysis.replay.policy import Policy
+
+    settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
+    is_plain = settings is None and crashes_per_day is None and out is None and report is None
+    result, found = estimated(trace, [settings], crashes_per_day=rate, session=session, output=output)
+    answer = result.to_json()
+    if is_plain:
+        rows = _subscriptions(result.policies[0], found)
+        shown = [each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)]
+        output.deliver(result, *shown, answer=answer | {"subscriptions": rows} if json else None)
+    else:
+        output.deliver(result, _estimate_table(result.policies[0]), answer=answer if json else None)
+
+
+def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each subscription its numbers, and those at its crashes."""
+    crashes = {(row["topic"], row["subscription"]): _crashes(row) for row in rows if row["scope"] == "subscription"}
+    return [
+        {
+            "topic": each.topic, "subscription": each.subscription, "expected": each.expected, "p50": each.p50,
+            "p99": each.p99, "max": each.max, "crashes": crashes[each.topic, each.subscription],
+        } | ({} if each.low is None else {"low": asdict(each.low)})
+        for each in result.estimates if each.scope == "subscription"
+    ]  # fmt: skip
+
+
+def _crashes(row: dict[str, Any]) -> list[dict[str, Any]]:
+    each = iter(row["crashes"] or ())
+    return [
+        {
+            "topic": row["topic"], "subscription": row["subscription"], "ts_ms": ts_ms, "at_crash": not_written,
+            "at_crash_if_written": written, "persisting_at_crash": bool(persisting),
+        }
+        for ts_ms, (not_written, written, persisting) in zip(
+            row["crash_ms"] or (), zip(each, each, each, strict=True), strict=True
+        )
+    ]  # fmt: skip
+
+
+def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
+    mine = [row for row in rows if row["topic"] == topic]
+    return f"Redelivery if crashed, over every instant of {topic}", redelivery_table(mine)
+
+
+def _estimate_table(result: PolicyResult) -> Table:
+    columns = ("expected", "p50", "p90", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s")
+    table = numbers_table("what", columns)
+    for each in result.estimates:
+        name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
+        low = each.low or each
+        counts = [
+            bounds_text(getattr(low, name), getattr(each, name), count_text, is_exact=each.low is None)
+            for name in ("p50", "p90", "p99", "max")
+        ]
+        expected, duplicates = (
+            bounds_text(getattr(low, name), getattr(each, name), mean_text, is_exact=each.low is None)
+            for name in ("expected", "duplicates_per_day")
+        )
+        rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
+        label = _SCOPE_NAMES[each.scope].format(name)
+        table.add_row(label, expected, *counts, duplicates, *rates)
+    return table

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlencode
 
 import typer
 
+from ackstate.analysis.admin_client import AdminServer, topic_path
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
-from ackstate.analysis.cli.pulsar_access import TrustOption
+from ackstate.analysis.cli.pulsar import TrustOption, check_extra, read_token
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
     chosen_cursors,
@@ -26,17 +28,23 @@ from ackstate.analysis.cli.store import (
 )
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
+from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from rich.table import Table
 
-    from ackstate.analysis.live_explanation import ExplainedHole
+    from ackstate.analysis.admin.internal_stats import ExplainedHole, ExplainedSubscription
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.sources import Unread
     from ackstate.dispatch.explain import HoleReport, StoredHoles
     from ackstate.inspect import CursorInspection
 
+
 _TIME_MS_MAX = 2**63 - 1
+_TIMEOUT_S = 60.0
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 
 
@@ -75,9 +83,7 @@ def explain(
     2 if the store or no topic can be read.
     """
     if store.lower().startswith(("http://", "https://")):
-        from ackstate.analysis.cli.explain_live import explain_live
-
-        explain_live(
+        _explain_live(
             store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file,
             trust_cert_path=tls_trust_cert_path,
         )  # fmt: skip
@@ -173,3 +179,88 @@ def _duration(duration_ms: int) -> str:
         parts.append((number, name))
     largest = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
     return " ".join(f"{number:,} {name}" for number, name in parts[largest : largest + 2] if number) or "0 ms"
+
+
+class _TopicExplanation(NamedTuple):
+    topic: str
+    now_ms: int
+    subscription: ExplainedSubscription
+
+
+def _explain_live(
+    url: str,
+    *,
+    topic: str | None,
+    subscription: str | None,
+    top: int,
+    now_ms: int | None,
+    json: bool,
+    token_file: Path | None,
+    trust_cert_path: str,
+) -> None:
+    """Print the holes of the open subscriptions of a broker."""
+    check_extra()
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.sources import LiveBroker, Unread
+
+    server = AdminServer(url, read_token(token_file), _TIMEOUT_S, trust_cert_path)
+    query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
+    found: list[_TopicExplanation] = []
+    missing: list[Unread] = []
+    with PulsarAdmin(server) as admin:
+        topics, unlisted = LiveBroker(admin, topics=[] if topic is None else [topic]).listing()
+        for each in topics:
+            try:
+                found += _explained(admin, each, query)
+            except AckStateError as error:
+                missing.append(Unread("topic", each, error))
+    if missing and len(missing) == len(topics):
+        raise missing[0].error
+    missing = [*unlisted, *missing]
+    chosen = [each for each in found if subscription in {None, each.subscription.subscription}]
+    if not chosen and subscription is not None:
+        names = ", ".join(f"{each.subscription.subscription!r} of {each.topic!r}" for each in found) or "none"
+        raise AckStateError(f"{url} has no open subscription {subscription!r}; its subscriptions are: {names}")
+    if json:
+        console.write_json(_json(url, chosen, missing, now_ms=now_ms))
+    else:
+        console.show(*_text(chosen, missing))
+    if missing:
+        raise typer.Exit(1)
+
+
+def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_TopicExplanation]:
+    from ackstate.analysis.admin.internal_stats import ExplainedTopic
+    from ackstate.analysis.pulsar.internal_stats import read_object
+
+    answer = read_object(
+        ExplainedTopic, admin.get(f"{topic_path(topic)}/explain?{urlencode(query)}"), what=f"{topic}: explain"
+    )
+    return (_TopicExplanation(topic, answer.now_ms, each) for each in answer.subscriptions)
+
+
+def _json(
+    url: str, found: Sequence[_TopicExplanation], missing: Sequence[Unread], *, now_ms: int | None
+) -> dict[str, Any]:
+    present_ms = max((each.now_ms for each in found), default=0) if now_ms is None else now_ms
+    cursors = [{"topic": topic, "status": "ok", "problems": []} | each.model_dump() for topic, _, each in found]
+    unread = [each.to_json() for each in missing]
+    return {"store": url, "now_ms": present_ms, "cursors": cursors, "missing": unread}
+
+
+def _text(found: Sequence[_TopicExplanation], missing: Sequence[Unread]) -> Iterator[Table | str]:
+    for topic, _, each in found:
+        yield f"{topic}, {each.subscription}: {each.type}"
+        yield (
+            f"mark-delete {each.mark_delete}, backlog {each.backlog:,}, {counted(each.range_count, 'range')} in "
+            f"{counted(each.record_bytes, 'byte')}, {counted(each.hole_count, 'hole')}; "
+            f"{counted(each.redelivery_if_crashed, 'acked message')} redelivered if it crashed now"
+        )
+        yield from (f"  blocked: {block.detail}" for block in each.blocked)
+        if each.holes:
+            yield holes_table((hole, hole.detail) for hole in each.holes)
+        if each.hole_count > len(each.holes):
+            yield f"{each.hole_count - len(each.holes):,} more (--top)"
+        yield ""
+    yield from map(str, missing)
+    yield counted(len(found), "cursor")

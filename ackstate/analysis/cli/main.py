@@ -10,41 +10,30 @@ Each command imports its dependencies beyond the library when it runs, so that `
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-import threading
-from contextlib import contextmanager
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
 
 import typer
 
 from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
 from ackstate.analysis.cli import policies, trace
-from ackstate.analysis.cli.broker import broker
-from ackstate.analysis.cli.console import complain, os_error_text, write
+from ackstate.analysis.cli.console import complain, os_error_text, show, write
 from ackstate.analysis.cli.crash import crash
-from ackstate.analysis.cli.demo import demo
+from ackstate.analysis.cli.demo import broker, demo, recover
+from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
-from ackstate.analysis.cli.fsck import fsck
-from ackstate.analysis.cli.inspect import inspect
-from ackstate.analysis.cli.names import CommandGroup, usage_error_text
-from ackstate.analysis.cli.options import duration_option
-from ackstate.analysis.cli.pulsar_access import TrustOption
-from ackstate.analysis.cli.pulsar_exporter import exporter
-from ackstate.analysis.cli.pulsar_record import record
-from ackstate.analysis.cli.pulsar_snapshot import snapshot
+from ackstate.analysis.cli.options import CommandGroup, duration_option, path_argument, usage_error_text
+from ackstate.analysis.cli.pulsar import TrustOption, exporter, record, snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
-from ackstate.analysis.cli.recover import recover
-from ackstate.analysis.cli.redelivery import redelivery
 from ackstate.analysis.cli.serve import serve
-from ackstate.analysis.cli.spark_package import spark_package
-from ackstate.analysis.cli.sweep import sweep
+from ackstate.analysis.cli.store import fsck, inspect
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 app = typer.Typer(
     name="ackstate",
@@ -94,7 +83,6 @@ _ClickError: type[Exception] = typer.BadParameter.mro()[2]
 # Packages of the extra `spark`.
 _EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas"})
 _INTERRUPTED = 130
-_AGAIN_S = 0.01
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -141,6 +129,24 @@ def _common_options(
     )
 
 
+def spark_package(
+    out: Annotated[Path, typer.Argument(metavar="DIR", parser=path_argument, help="Directory of both files.")],
+) -> None:
+    """Write ackstate.zip, for spark-submit's --py-files, and ackstate_job.py, for it to run.
+
+    The dependencies of the package must be in the workers' Python, which
+    spark.pyspark.python names. The arguments of the job are the words of a
+    command, such as redelivery TRACE; docs/cluster.md has the whole line.
+    """
+    from ackstate.analysis.atomic_write import write_atomically
+    from ackstate.analysis.spark.package import SCRIPT, write_package
+
+    out.mkdir(parents=True, exist_ok=True)
+    count = write_package(out / "ackstate.zip")
+    write_atomically(out / "ackstate_job.py", SCRIPT)
+    show(f"{out / 'ackstate.zip'}: {count} files", f"{out / 'ackstate_job.py'}")
+
+
 app.command("demo", short_help="Kill a live broker, recover it, predict, compare.")(demo)
 app.command("redelivery", short_help="Redelivery of a crash at every instant.")(redelivery)
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
@@ -177,22 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
-    """Run a command line and exit.
-
-    Args:
-        commands: The command line.
-        words: The arguments.
-        name: The name of the command.
-    """
+    """Run a command line and exit."""
     if isinstance(sys.stdout, TextIOWrapper):
         # A path may contain bytes that are not text, and a terminal may lack box-drawing characters.
         sys.stdout.reconfigure(errors="replace")
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
     logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
-    with _lost_interrupts_repeated():
-        status = _status(lambda: commands(list(words), standalone_mode=False, prog_name=name))
-    sys.exit(status)
+    sys.exit(_status(lambda: commands(list(words), standalone_mode=False, prog_name=name)))
 
 
 @final
@@ -202,29 +200,6 @@ class _WarningLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         complain(f"warning: {record.getMessage()}")
-
-
-@contextmanager
-def _lost_interrupts_repeated() -> Iterator[None]:
-    """Repeat a Ctrl-C that comes while Python runs a callback of a weak reference, which drops all exceptions."""
-    report = sys.unraisablehook
-
-    def repeat(what: sys.UnraisableHookArgs) -> None:
-        """Send the dropped Ctrl-C once more; report other exceptions as before."""
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            report(what)
-            return
-        # After the callback: at once, the exception would be raised in this hook and dropped, too.
-        main_thread = threading.main_thread().ident
-        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT))
-        again.daemon = True
-        again.start()
-
-    sys.unraisablehook = repeat
-    try:
-        yield
-    finally:
-        sys.unraisablehook = report
 
 
 def _status(command: Callable[[], Any]) -> int:

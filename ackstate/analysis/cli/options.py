@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperGroup
 
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.location import Location, LocationError, location
+from ackstate.checks import did_you_mean
 
 NUMBER_MAX = 10**15
 """A limit for numbers whose sums must fit 64-bit counters."""
@@ -18,22 +20,14 @@ LONGEST = f"{NUMBER_MAX}ms"
 
 
 def path_argument(text: str) -> Path:
-    """Return the path that a user named; an empty path would be the current directory, which is never meant.
-
-    Raises:
-        typer.BadParameter: It is empty.
-    """
+    """Return the path that a user named; an empty path would be the current directory, which is never meant."""
     if not str(text):
         raise typer.BadParameter("must not be empty")
     return Path(text)
 
 
 def location_argument(text: str) -> Location:
-    """Return the local path, or the location of the URL, that a user named.
-
-    Raises:
-        typer.BadParameter: It is empty, or a URL that cannot be used.
-    """
+    """Return the local path, or the location of the URL, that a user named."""
     try:
         return location(str(text))
     except LocationError as error:
@@ -59,15 +53,7 @@ def duration_option(
     least: str = "0s",
     most: str = "",
 ) -> Any:
-    """Return an option whose parameter is a `Duration`.
-
-    Args:
-        names: As in `typer.Option`.
-        help: As in `typer.Option`.
-        plain_unit: The unit of a number without one; empty to require a unit.
-        least: The shortest duration.
-        most: The longest; empty for any.
-    """
+    """Return an option whose parameter is a `Duration`."""
     lowest, highest = Duration.parse(least), Duration.parse(most) if most else None
 
     def parse(text: object) -> Duration:
@@ -107,11 +93,7 @@ FlushIntervalOption: TypeAlias = Annotated[
 
 
 def key_value_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """Split settings given as ``key=value``.
-
-    Raises:
-        typer.BadParameter: A text is not a setting, or a key is given twice.
-    """
+    """Split settings given as ``key=value``."""
     pairs: dict[str, str] = {}
     for text in texts:
         key, separator, value = text.partition("=")
@@ -121,3 +103,26 @@ def key_value_pairs(texts: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"the setting {key.strip()} is given twice")
         pairs[key.strip()] = value
     return pairs
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that suggests a command for an unknown one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command named by the first word."""
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            self.refuse(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def refuse(self, ctx: Any, name: str) -> None:
+        """Raise an error about an unknown command."""
+        ctx.fail(f"unknown command {name!r}{did_you_mean(name, self.commands)}")
+
+
+def usage_error_text(error: Any) -> str:
+    """Return the error in the words of a command, without a full stop."""
+    possibilities = getattr(error, "possibilities", None)
+    if possibilities is None:
+        text: str = error.format_message()
+        return text.rstrip(".")
+    return f"unknown option {error.option_name}{did_you_mean(error.option_name, possibilities)}"

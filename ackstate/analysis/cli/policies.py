@@ -22,8 +22,7 @@ from ackstate.analysis.admin_client import (
     topic_path,
 )
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.names import CommandGroup, usage_error_text
-from ackstate.analysis.cli.options import duration_option
+from ackstate.analysis.cli.options import CommandGroup, duration_option, usage_error_text
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.wording import printable
 

@@ -11,9 +11,8 @@ import typer
 
 from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.admin_access import check_extra, read_token
 from ackstate.analysis.cli.options import JsonOption, path_argument
-from ackstate.analysis.cli.pulsar_access import TrustOption
+from ackstate.analysis.cli.pulsar import TrustOption, check_extra, read_token
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.analysis.pulsar.transfer.ack_state_file import ExportedCursor
-    from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor
+    from ackstate.analysis.pulsar.ack_state_file import ExportedCursor
+    from ackstate.analysis.pulsar.import_through_broker import ImportedCursor
 
 _TIMEOUT_S = 60.0
 
@@ -46,8 +45,8 @@ def export(
 
     Exit status: 0, 2 if the cluster or a cursor cannot be read.
     """
-    from ackstate.analysis.pulsar.transfer.ack_state_file import AckStateFile, write_ack_states
-    from ackstate.analysis.pulsar.transfer.export import exported_cursors
+    from ackstate.analysis.pulsar.ack_state_file import AckStateFile, write_ack_states
+    from ackstate.analysis.pulsar.export import exported_cursors
 
     name = _topic(topic)
     with closing(opened_cluster(url)) as cluster:
@@ -96,7 +95,7 @@ def import_(
     something was refused; then the earlier cursors of the file have been
     imported.
     """
-    from ackstate.analysis.pulsar.transfer.ack_state_file import read_ack_states
+    from ackstate.analysis.pulsar.ack_state_file import read_ack_states
 
     chosen = _chosen(
         read_ack_states(file).cursors,
@@ -130,7 +129,7 @@ def _through_broker(
     trust_cert_path: str,
     check: str | None,
 ) -> list[ImportedCursor]:
-    from ackstate.analysis.pulsar.transfer.through_broker import connected, import_through_broker
+    from ackstate.analysis.pulsar.import_through_broker import connected, import_through_broker
 
     admin = None if check is None else AdminServer(check, token, _TIMEOUT_S, trust_cert_path)
     with connected(url, token=token, trust_cert_path=trust_cert_path) as client:
@@ -145,8 +144,8 @@ def _checked(
     server: AdminServer, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor]
 ) -> list[ImportedCursor]:
     check_extra()
-    from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-    from ackstate.analysis.pulsar.transfer.broker_check import checked
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.import_through_broker import checked
 
     with PulsarAdmin(server) as admin:
         return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ackstate.analysis.cli import console
-from ackstate.analysis.cli.names import CommandGroup
 from ackstate.analysis.cli.options import (
+    CommandGroup,
     FlushIntervalOption,
     JsonOption,
     TraceArgument,

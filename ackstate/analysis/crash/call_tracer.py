@@ -71,9 +71,6 @@ class CallTracer:
     """Runs one program after the other, each in a process that was forked for it.
 
     Its state is in memory that the harness shares with these processes.
-
-    Raises:
-        LayerSkippedError: This system cannot trace programs; the message names the missing feature.
     """
 
     def __init__(self) -> None:
@@ -106,12 +103,7 @@ class CallTracer:
         return None if index < 0 else _NAMES[index]
 
     def run(self, program: Callable[[], object], *, unneeded: Iterable[int] = ()) -> NoReturn:
-        """Trace a program in a child of this process until it ends or is killed, and end in the same way.
-
-        Args:
-            program: Runs in the child; may replace it by another program.
-            unneeded: Descriptors that only the child needs.
-        """
+        """Trace a program in a child of this process until it ends or is killed, and end in the same way."""
         is_seized, tell = os.pipe()
         tracer_pid = os.getpid()
         pid = os.fork()
@@ -193,11 +185,7 @@ class CallTracer:
         yield _RETURN, 0, 0, _ALLOW
 
     def _probe(self) -> None:
-        """Trace a call.
-
-        Raises:
-            LayerSkippedError: This system cannot trace a call.
-        """
+        """Trace a call."""
         pid = os.fork()
         if pid == 0:
             try:

@@ -8,23 +8,31 @@ its beginning: its pieces are not counted twice, and a promise that it broke sta
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import tempfile
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.crash.layer import Layer, RunOutcome
+    from ackstate.analysis.crash.layer import Layer
+    from ackstate.analysis.crash.oracle import RunOutcome
+
 
 FAILURES_MAX = 20
 """At most this many different failures of a layer are stored with a story; all failed runs are counted."""
@@ -45,18 +53,10 @@ class CampaignError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The time and number of runs after which a campaign ends. A run in pieces can end between two of them.
+    """The time and number of runs after which a campaign ends. A run in pieces can end between two of them."""
 
-    Attributes:
-        seconds: The campaign ends after this time; above 0.
-        run_count_max: The campaign ends after this many runs, at least 1; None for any number.
-
-    Raises:
-        ValueError: A value is out of its range.
-    """
-
-    seconds: float
-    run_count_max: int | None = None
+    seconds: float  # The campaign ends after this time; above 0
+    run_count_max: int | None = None  # The campaign ends after this many runs, at least 1; None for any number
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
@@ -67,19 +67,13 @@ class Budget:
 
 @dataclass(slots=True)
 class Seen:
-    """Counts of one campaign in one layer; these, not the totals, decide its exit status.
+    """Counts of one campaign in one layer; these, not the totals, decide its exit status."""
 
-    Attributes:
-        runs: Seeds that were run to their end.
-        has_failed: Whether a promise was broken, be it in a run that an earlier campaign began and did not end.
-        counts: As `RunOutcome`, summed by name.
-        skipped: The reason why the layer could not run; empty if it could.
-    """
-
-    runs: int = 0
+    runs: int = 0  # Seeds that were run to their end
+    # Whether a promise was broken, be it in a run that an earlier campaign began and did not end.
     has_failed: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-    skipped: str = ""
+    counts: Counter[str] = field(default_factory=Counter)  # As `RunOutcome`, summed by name
+    skipped: str = ""  # The reason why the layer could not run; empty if it could
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
         """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested."""
@@ -106,38 +100,23 @@ class Seen:
 
 @dataclass(slots=True)
 class Totals:
-    """The runs and results of a layer, over any number of campaigns.
+    """The runs and results of a layer, over any number of campaigns."""
 
-    Attributes:
-        next_seed: The first that was not run to its end: one that was interrupted is run again, from its beginning.
-        runs: How many seeds were run to their end.
-        cycles: Crashes that were survived and judged.
-        lost_durable: As `RunOutcome`, summed; as are the next two.
-        invented: See above.
-        gauge_mismatch: See above.
-        failed_runs: Seeds that saw any promise broken.
-        last_failed_seed: The last of these; -1 without any.
-        seconds: How long they took.
-        counts: As `RunOutcome`, summed by name.
-        failures: At most `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story`` of the run with
-            the shortest story, ``count`` of the runs that broke it equally, and the ``last_seed`` of these.
-        skipped: The reason why the layer could not run at the last attempt; empty if it could.
-        unfinished_pieces: How many outcomes of `next_seed` are in the sums already.
-    """
-
-    next_seed: int
-    runs: int = 0
-    cycles: int = 0
-    lost_durable: int = 0
+    next_seed: int  # The first that was not run to its end: one that was interrupted is run again, from its beginning
+    runs: int = 0  # How many seeds were run to their end
+    cycles: int = 0  # Crashes that were survived and judged
+    lost_durable: int = 0  # As `RunOutcome`, summed; as are the next two
     invented: int = 0
     gauge_mismatch: int = 0
-    failed_runs: int = 0
-    last_failed_seed: int = -1
-    seconds: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
+    failed_runs: int = 0  # Seeds that saw any promise broken
+    last_failed_seed: int = -1  # The last of these; -1 without any
+    seconds: float = 0.0  # How long they took
+    counts: dict[str, int] = field(default_factory=dict)  # As `RunOutcome`, summed by name
+    # At most `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story`` of the run with the
+    # shortest story, ``count`` of the runs that broke it equally, and the ``last_seed`` of these.
     failures: list[dict[str, Any]] = field(default_factory=list)
-    skipped: str = ""
-    unfinished_pieces: int = 0
+    skipped: str = ""  # The reason why the layer could not run at the last attempt; empty if it could
+    unfinished_pieces: int = 0  # How many outcomes of `next_seed` are in the sums already
 
     @property
     def has_failed_unfinished(self) -> bool:
@@ -145,12 +124,7 @@ class Totals:
         return self.last_failed_seed == self.next_seed
 
     def add(self, outcome: RunOutcome, *, is_counted: bool = False) -> None:
-        """Add an outcome of a run.
-
-        Args:
-            outcome: The outcome of the seed `next_seed`.
-            is_counted: Whether it repeats a piece that is in the sums already; a broken promise is still recorded.
-        """
+        """Add an outcome of a run."""
         if not is_counted:
             self.unfinished_pieces += 1
             self.cycles += outcome.cycles
@@ -200,19 +174,7 @@ def run_layer(
     seen: Seen | None = None,
     watch: Callable[[Totals, float], None] = lambda *_: None,
 ) -> Seen:
-    """Execute runs of a layer until the budget is over, and add them up.
-
-    Args:
-        layer: Begins with the seed `totals.next_seed`.
-        totals: The totals so far; the campaign continues them.
-        budget: At least one run is started, even with the smallest budget.
-        seen: Receives the results of this campaign, also if it ends with an exception; a new one by default.
-        watch: Called after each outcome with the totals and the share of the time that is over. Its exceptions end the
-            campaign.
-
-    Returns:
-        The counts of this campaign.
-    """
+    """Execute runs of a layer until the budget is over, and add them up."""
     seen = Seen() if seen is None else seen
     seen.has_failed = totals.has_failed_unfinished
     begun, earlier, counted = time.monotonic(), totals.seconds, totals.unfinished_pieces
@@ -236,13 +198,7 @@ def run_layer(
 
 
 def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
-    """Read the totals of earlier campaigns; empty if there is no file.
-
-    Raises:
-        CampaignError: The file holds no totals, or those of another subject.
-        UnsupportedVersionError: It has another version.
-        OSError: The file cannot be read.
-    """
+    """Read the totals of earlier campaigns; empty if there is no file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -262,11 +218,7 @@ def read_totals(path: Path, *, subject: str = OURS) -> dict[str, Totals]:
 
 
 def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) -> None:
-    """Replace the file of totals atomically.
-
-    Raises:
-        OSError: The disk is full or failed.
-    """
+    """Replace the file of totals atomically."""
     layers = {name: asdict(each) for name, each in sorted(totals.items())}
     write_atomically(path, json.dumps({"version": _VERSION, "subject": subject, "layers": layers}, indent=2) + "\n")
 
@@ -311,3 +263,93 @@ def _is_failure(value: Any) -> bool:
         case {"seed": seed, "promise": str(), "found": str(), "story": list(story), "count": count, "last_seed": last}:
             return all(map(_is_count, (seed, count, last))) and all(isinstance(line, str) for line in story)
     return False
+
+
+# DOC """Reports the totals of a crash campaign: a table, remarks with one story for equal failures, or JSON.
+#
+# A story that does not fit on a screen is shortened, and stored whole in a file that is named in its place.
+# """
+
+
+_STORY_LINES_MAX = 18
+"""With the lines printed around it, a story fits on a screen of 24 lines."""
+_STORY_FIRST_LINES = 2
+_LINE_LENGTH_MAX = 150
+
+
+def table(found: Mapping[str, Totals], titles: Mapping[str, str]) -> Table:
+    """Return the sums as a table, a row for each layer; `titles` describe the layers by name."""
+    table = Table("layer", "", box=None, header_style="bold")
+    for title in ("runs", "cycles", "a second", "lost\ndurable", "invented", "gauge\nwrong", "failed\nruns"):
+        table.add_column(title, justify="right")
+    for name, totals in found.items():
+        numbers = (totals.runs, totals.cycles, _rate(totals), totals.lost_durable, totals.invented)
+        more = (totals.gauge_mismatch, totals.failed_runs)
+        table.add_row(name, titles[name], *(f"{number:,}" for number in (*numbers, *more)))
+    return table
+
+
+def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str, program: str) -> list[str]:
+    """Return the lines below the table: skipped layers, untested promises, and the failures with their stories."""
+    lines = []
+    for name, totals in found.items():
+        if totals.skipped:
+            lines.append(f"{name} was skipped: {totals.skipped}")
+        if untested[name]:
+            lines.append(f"{name}: {untested[name]}")
+        # A run that breaks two promises has one story.
+        for (seed, story), failures in groupby(totals.failures, lambda each: (each["seed"], tuple(each["story"]))):
+            lines += _failure_lines(name, seed, story, list(failures))
+            lines.append(f"  again: {_again(program, name, seed, subject)}")
+    return lines
+
+
+def as_json(found: Mapping[str, Totals], untested: Mapping[str, str]) -> dict[str, Any]:
+    """Return sums over all layers, and each layer with its failures; arguments as of `remarks`."""
+    sums = ("runs", "cycles", "lost_durable", "invented", "gauge_mismatch", "failed_runs", "seconds")
+    layers = [
+        {"layer": name, "cycles_per_second": _rate(each), **asdict(each), "untested": untested[name]}
+        for name, each in found.items()
+    ]
+    return {name: sum(layer[name] for layer in layers) for name in sums} | {"layers": layers}
+
+
+def _failure_lines(name: str, seed: int, story: Sequence[str], failures: Iterable[dict[str, Any]]) -> list[str]:
+    lines, notes = [""], []
+    for failure in failures:
+        lines.append(f"{name}, seed {seed}: {failure['promise']}: {failure['found']}")
+        if failure["count"] > 1:
+            notes.append(f"  {failure['count']:,} runs failed equally, the last with seed {failure['last_seed']}")
+    return [*lines, *_shortened(story, lines[1:], f"ackstate-crash-{name}-seed-{seed}-"), *dict.fromkeys(notes)]
+
+
+def _shortened(story: Sequence[str], titles: Sequence[str], file_prefix: str) -> list[str]:
+    """Return a story with an indent; if it is too long, its first and last lines, and the file that holds all."""
+    shown = [line if len(line) <= _LINE_LENGTH_MAX else f"{line[:_LINE_LENGTH_MAX]}..." for line in story]
+    if len(shown) > _STORY_LINES_MAX:
+        last_count = _STORY_LINES_MAX - _STORY_FIRST_LINES - 1
+        left_out = f"... {len(shown) - _STORY_FIRST_LINES - last_count:,} lines are left out ..."
+        shown = [*shown[:_STORY_FIRST_LINES], left_out, *shown[-last_count:]]
+    if shown != list(story):
+        try:
+            shown.append(f"the whole story: {_stored(story, titles, file_prefix)}")
+        except OSError as error:
+            shown = [*story, f"the story could not be stored in a file: {error.strerror}"]
+    return [f"  {line}" for line in shown]
+
+
+def _stored(story: Sequence[str], titles: Sequence[str], prefix: str) -> str:
+    """Store a story in a new file among the temporary ones, and return its path."""
+    descriptor, path = tempfile.mkstemp(prefix=prefix, suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(f"{line}\n" for line in (*titles, *story))
+    return path
+
+
+def _rate(totals: Totals) -> int:
+    return round(totals.cycles / totals.seconds) if totals.seconds else 0
+
+
+def _again(program: str, name: str, seed: int, subject: str) -> str:
+    options = [] if subject == OURS else ["--subject", subject]
+    return f"{program} {shlex.join(['--layer', name, '--seed', str(seed), '--runs', '1', *options])}"

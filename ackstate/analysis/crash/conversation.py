@@ -38,8 +38,6 @@ from ackstate.position import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ackstate.analysis.crash.process_run import ProcessRun
-
 _ENTRY_END_MAX = 2**32
 _NUMBER_MAX = 2**63 - 1
 _QUOTED_MAX = 200
@@ -47,13 +45,9 @@ _TOLD_MAX = 1_000
 
 
 class SubjectError(AckStateError):
-    """A subject violated the protocol, was silent too long, or ended by itself; the message quotes it.
+    """A subject violated the protocol, was silent too long, or ended by itself; the message quotes it."""
 
-    Attributes:
-        complaint: The last lines that it wrote to standard error, at most ten.
-    """
-
-    complaint: tuple[str, ...] = ()
+    complaint: tuple[str, ...] = ()  # The last lines that it wrote to standard error, at most ten
 
 
 class OutOfTurnError(SubjectError):
@@ -130,11 +124,7 @@ class AnswersDue:
                 self._not_durable.add(number)
 
     def note_answer(self, answer: Answer) -> None:
-        """Note an answer.
-
-        Raises:
-            OutOfTurnError: The answer is not due; the state is unchanged.
-        """
+        """Note an answer."""
         if self._starts and not isinstance(answer, Ready):
             raise OutOfTurnError(f"it is not ready yet, got {quoted(answer_line(answer))}")
         match answer:
@@ -194,11 +184,7 @@ def answer_line(answer: Answer) -> bytes:
 
 
 def read_request(line: bytes) -> Request:
-    """Parse a line of the harness.
-
-    Raises:
-        SubjectError: The line is no request.
-    """
+    """Parse a line of the harness."""
     fields = _fields(line, "request")
     try:
         match fields:
@@ -221,11 +207,7 @@ def read_request(line: bytes) -> Request:
 
 
 def read_answer(line: bytes) -> Answer:
-    """Parse a line of a subject.
-
-    Raises:
-        SubjectError: The line is no answer; the message quotes it.
-    """
+    """Parse a line of a subject."""
     fields = _fields(line, "answer")
     try:
         match fields:
@@ -244,26 +226,6 @@ def read_answer(line: bytes) -> Answer:
     except ValueError as error:
         raise SubjectError(f"no answer: {quoted(line)}: {error}") from None
     raise SubjectError(f"no answer: {quoted(line)}")
-
-
-def record_answer(life: ProcessRun, answer: Answer) -> None:
-    """Record an answer in the process run.
-
-    Raises:
-        SubjectError: The answer is about an operation without a request, or the subject cannot continue.
-    """
-    try:
-        match answer:
-            case Accepted(number, gauge):
-                life.accepted(number)
-                if gauge is not None:
-                    life.gauged(gauge, number=number)
-            case Durable(numbers):
-                life.durable(numbers)
-            case ConversationFailure(text):
-                raise SubjectError(f"the subject cannot continue: {printable(text)}")
-    except IndexError as error:
-        raise SubjectError(f"{quoted(answer_line(answer))}: {error}") from None
 
 
 def quoted(line: bytes) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -30,29 +29,11 @@ def command_of(command: list[str]) -> list[str]:
     return [sys.executable, "-P", __file__, str(os.getpid()), *command]
 
 
-def pause(process: subprocess.Popen[bytes]) -> None:
-    """Stop a child with SIGSTOP, and return when all of its threads have stopped: until then one may take a request."""
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-
 def how_ended(status: int) -> str:
     """Return how a process ended, as the predicate of a sentence."""
     if os.WIFSIGNALED(status):
         return f"died of {signal.Signals(os.WTERMSIG(status)).name}"
     return f"ended by itself with status {os.WEXITSTATUS(status)}"
-
-
-def end_worker(worker: subprocess.Popen[bytes], *, patience_s: float) -> bool:
-    """Terminate a worker, which cleans up; kill it after a while. Return whether it cleaned up."""
-    worker.terminate()
-    try:
-        worker.communicate(timeout=patience_s)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.communicate()
-        return False
-    return True
 
 
 if __name__ == "__main__":

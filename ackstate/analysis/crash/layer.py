@@ -1,67 +1,44 @@
-"""The interface of a crash layer: an endless sequence of runs, each determined by a seed and judged at its end.
+"""Crash layers: each is an endless sequence of runs, determined by a seed and judged at its end.
 
 A layer has no access to budgets, progress or totals: the caller stops the iteration
-(`ackstate.analysis.crash.campaign`).
+(`ackstate.analysis.crash.campaign`). The runs of a `ProcessLayer` crash real processes in one directory, which is
+removed at the end of the run; that of a killed harness is removed by a later run.
 """
 
 from __future__ import annotations
 
-import logging
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from ackstate.analysis.crash.oracle import gravest
+from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, check_beginning
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from ackstate.analysis.crash.promises import Promise
+    from ackstate.analysis.crash.oracle import BrokenPromise, RunOutcome
+    from ackstate.analysis.crash.process import Launch
+    from ackstate.analysis.crash.runs import Crash
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
+_RECOVERED_TWICE_SHARE = 0.3
+
+StepT = TypeVar("StepT")
+EvidenceT = TypeVar("EvidenceT")
 
 
 class LayerSkippedError(AckStateError):
     """This layer cannot run here; the message names the missing requirement."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenPromise:
-    """A promise that was broken in a run.
-
-    Attributes:
-        promise: The promise.
-        found: The observation that contradicts it.
-        story: The shortest known sequence of steps that leads there, one line each.
-    """
-
-    promise: Promise
-    found: str
-    story: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The result of one run.
-
-    Attributes:
-        seed: Determines the run: the same layer with this seed starts with the same run.
-        cycles: Crashes that were survived and judged: crash states, kills, power cuts, damaged copies.
-        lost_durable: Entries whose ack had a durable receipt and that are not acked after a recovery.
-        invented: Entries acked after a recovery that were never acked.
-        gauge_mismatch: Cycles in which the redelivery gauge was wrong: not equal where it must be equal, or lower than
-            the number of redelivered entries.
-        broken: Every promise seen broken, these three among them; empty for a clean run.
-        counts: Further counts by name, summed over runs: ``{"distinct_states": 40}``.
-        is_last: Whether the run of this seed is complete; a long run is reported in pieces, to keep a budget.
-    """
-
-    seed: int
-    cycles: int
-    lost_durable: int = 0
-    invented: int = 0
-    gauge_mismatch: int = 0
-    broken: tuple[BrokenPromise, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    is_last: bool = True
 
 
 class Layer(Protocol):
@@ -69,9 +46,6 @@ class Layer(Protocol):
 
     Closing the iterator removes everything that it set up (a mount, a server, a child process). A run takes well under
     a second where possible, to keep a budget.
-
-    Raises:
-        LayerSkippedError: It cannot run here; before the first run.
     """
 
     def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
@@ -79,11 +53,142 @@ class Layer(Protocol):
         ...
 
 
+class RunSize(NamedTuple):
+    """The length of a run: the number of process runs, and of the operations of each unless it is crashed earlier."""
+
+    lives: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLayer:
+    """A layer whose runs are process runs, one after the other in one directory."""
+
+    name: str  # seeds the randomness of a run
+    launches: Sequence[Launch]  # of the subjects, which are crashed in turn by seed
+    # Provides an empty directory, and the crash of the processes that work in it.
+    stage: Callable[[Random], AbstractContextManager[tuple[Path, Crash]]]
+    size: RunSize
+    shares: tuple[int, ...] = ()  # the operations of each process are divided by one of these
+    timing: CrashTiming = field(default_factory=CrashTiming)
+    shrink_tries: int = 24  # most repeats of a run that broke a promise, to find a shorter story
+    shrink_seconds: float = 5.0
+
+    def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
+        """See `Layer`; first checks that every subject works without a crash."""
+        for launch in self.launches:
+            with self.stage(Random("beginning")) as (directory, _):  # noqa: S311 - no secret
+                check_beginning(launch, directory, patience_s=self.timing.patience_s)
+        for seed in count(first_seed):
+            outcome = self._lived(seed, self.size).outcome()
+            yield replace(outcome, broken=self._shortened(outcome)) if outcome.broken else outcome
+
+    def _lived(self, seed: int, size: RunSize) -> ProcessRuns:
+        """Execute the run of a seed: its process runs, or fewer if a promise is broken.
+
+        The last of them is judged by a process that only recovers; so are others, chosen at random.
+        """
+        chance = Random(f"{self.name} {seed}")  # noqa: S311 - a workload, not a secret
+        with self.stage(chance) as (directory, crash):
+            lives = ProcessRuns(self.launches[seed % len(self.launches)], directory, seed, crash, self.timing)
+            for number in range(size.lives):
+                lives.live_once(max(size.operations // (chance.choice(self.shares) if self.shares else 1), 1))
+                if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
+                    lives.recover()
+                if lives.broken:
+                    break
+            return lives
+
+    def _shortened(self, outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
+        return shorter_run(
+            outcome.broken,
+            self.size,
+            lambda size: self._lived(outcome.seed, size).broken,
+            tries=self.shrink_tries,
+            seconds=self.shrink_seconds,
+        )
+
+
+def shorter_run(
+    broken: tuple[BrokenPromise, ...],
+    size: RunSize,
+    repeat: Callable[[RunSize], tuple[BrokenPromise, ...]],
+    *,
+    tries: int,
+    seconds: float,
+) -> tuple[BrokenPromise, ...]:
+    """Repeat a run with less while it breaks its gravest promise; return what the last one broke."""
+
+    def attempt(steps: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[BrokenPromise, ...]] | None:
+        smaller = RunSize(steps.count("life"), steps.count("operation"))
+        again = repeat(smaller) if all(smaller) else ()
+        return (steps, again) if any(each.promise is promise for each in again) else None
+
+    promise = gravest(each.promise for each in broken)
+    steps = ("life",) * size.lives + ("operation",) * size.operations
+    return shortest(steps, broken, attempt, tries=tries, seconds=seconds)[1]
+
+
+def shortest(  # noqa: PLR0913 - three are named
+    steps: tuple[StepT, ...],
+    evidence: EvidenceT,
+    attempt: Callable[[tuple[StepT, ...]], tuple[tuple[StepT, ...], EvidenceT] | None],
+    *,
+    tries: float = float("inf"),
+    seconds: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[tuple[StepT, ...], EvidenceT]:
+    """Return the shortest known steps that break a promise: first, many neighbours are removed, then one at a time.
+
+    `attempt` repeats some of the steps. It returns those that happened until the same promise was broken, with the
+    evidence, or None if it was not: crashes of real processes are not repeatable.
+
+    Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002, without its tests of
+    subsets.
+    """
+    until = clock() + seconds
+    size = len(steps) // 2 or 1
+    while size:
+        end = len(steps)
+        # From the end, because steps after the cause are irrelevant.
+        while end > 0:
+            if not tries or clock() > until:
+                return steps, evidence
+            tries -= 1
+            first = max(end - size, 0)
+            steps, evidence = attempt(steps[:first] + steps[end:]) or (steps, evidence)
+            end = min(first, len(steps))
+        size //= 2
+    return steps, evidence
+
+
 @contextmanager
-def quiet(*names: str) -> Iterator[None]:
-    """Silence some loggers in the block, because its faults are planned."""
-    with ExitStack() as restored:
-        for logger in map(logging.getLogger, names):
-            restored.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL + 1)
-        yield
+def scratch_directory(purpose: str, parent: Path | None = None) -> Iterator[Path]:
+    """Make a directory ``ackstate-PURPOSE-PID-*``, in memory unless told otherwise; remove it with its content.
+
+    First, those of the same purpose whose process has ended are removed.
+    """
+    parent = parent or fast_parent()
+    for left in leftovers(purpose, parent):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(purpose, os.getpid()), dir=parent) as directory:
+        yield Path(directory).resolve()
+
+
+def fast_parent() -> Path:
+    """Return a directory in memory if the system has one, otherwise the one for temporary files."""
+    is_usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    return _MEMORY if is_usable else Path(tempfile.gettempdir())
+
+
+def scratch_prefix(purpose: str, pid: int) -> str:
+    """Return the prefix of the names of a process's directories for a purpose."""
+    return f"ackstate-{purpose}-{pid}-"
+
+
+def leftovers(purpose: str, parent: Path) -> Iterator[Path]:
+    """Yield the directories of a purpose, named by `scratch_prefix`, whose process has ended."""
+    for left in parent.glob(f"ackstate-{purpose}-*-*"):
+        pid = left.name.removeprefix(f"ackstate-{purpose}-").partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            yield left

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
 import sys
 import threading
 import traceback
@@ -47,18 +46,6 @@ SUBJECTS = {
     "naive": "ackstate.analysis.crash.subjects.naive:NaiveSubject",
 }
 _WANTED = ("persists_in_background", "start", "apply", "receipts", "recover", "report")
-_IMPORT_S = 60
-# Its output ends with a zero byte if the import ended, however, before the process did.
-_IMPORT = """import sys
-sys.path[:] = {path!r}
-try:
-    import {module}
-except KeyboardInterrupt:
-    print("KeyboardInterrupt", end="")
-except BaseException:
-    pass
-print(end=chr(0))
-"""
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -71,17 +58,12 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     """Return the factory of a subject by its name as above.
 
     Modules are searched for in the current directory, too, after all other places.
-
-    Raises:
-        ValueError: There is none of that name.
     """
     if not is_class_name(name):
         raise ValueError(f"subject {name!r}: not one of {', '.join(SUBJECTS)}, nor module:Class")
     module_name, _, class_name = SUBJECTS.get(name, name).partition(":")
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - as text, as the path has it
         sys.path.append(here)
-    if name not in SUBJECTS and module_name not in sys.modules and (complaint := _tried(module_name)):
-        raise ValueError(f"subject {name!r}: {complaint}")
     try:
         # Its output must not mix with the answers.
         with redirect_stdout(sys.stderr):
@@ -100,33 +82,8 @@ def subject_class(name: str) -> Callable[[], CrashSubject]:
     return made
 
 
-def _tried(module_name: str) -> str:
-    """Import an untrusted module in a process of its own; return how it ends this one or never ends, else nothing."""
-    code = _IMPORT.format(path=sys.path, module=module_name)
-    try:
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True, timeout=_IMPORT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its import takes over {_IMPORT_S} s"
-    if not done.stdout.endswith(b"\0"):
-        return f"to import {module_name} ends the process"
-    return f"to import {module_name} raises KeyboardInterrupt" if done.stdout.endswith(b"KeyboardInterrupt\0") else ""
-
-
 def serve(subject: CrashSubject, requests: Iterable[bytes], answers: int) -> None:
-    """Answer requests until they end.
-
-    Args:
-        subject: The subject.
-        requests: The requests as lines.
-        answers: A descriptor; each answer is written before the next action.
-
-    Raises:
-        SubjectError: A line is no request.
-        Exception: An exception of the subject; it was reported as a `ConversationFailure`.
-    """
+    """Answer requests until they end."""
     _Service(subject, answers).run(requests)
 
 

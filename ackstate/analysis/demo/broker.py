@@ -61,27 +61,16 @@ _THINK_MS = {
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """The settings of the demo's broker.
+    """The settings of the demo's broker."""
 
-    Attributes:
-        seed: Seed of all random choices.
-        messages_per_second: Publish rate.
-        entries_per_ledger_max: The message log rolls to a new ledger after this many.
-        delayed_share: Share of the messages that have a delivery delay.
-        delay_ms_max: Longest delay.
-        flush_interval_ms: Flush interval of every cursor.
-        max_unpersisted_ack_record_bytes: Limit of every dispatch gate.
-        max_unacked_messages: Limit of every dispatch gate.
-    """
-
-    seed: int = 0
-    messages_per_second: int = 3_000
-    entries_per_ledger_max: int = 2_500
-    delayed_share: float = 0.1
-    delay_ms_max: int = 400
-    flush_interval_ms: int = 250
-    max_unpersisted_ack_record_bytes: int = 16 * 1024
-    max_unacked_messages: int = 1_000
+    seed: int = 0  # Seed of all random choices
+    messages_per_second: int = 3_000  # Publish rate
+    entries_per_ledger_max: int = 2_500  # The message log rolls to a new ledger after this many
+    delayed_share: float = 0.1  # Share of the messages that have a delivery delay
+    delay_ms_max: int = 400  # Longest delay
+    flush_interval_ms: int = 250  # Flush interval of every cursor
+    max_unpersisted_ack_record_bytes: int = 16 * 1024  # Limit of every dispatch gate
+    max_unacked_messages: int = 1_000  # Limit of every dispatch gate
 
 
 class _DueAck(NamedTuple):
@@ -95,18 +84,7 @@ class _DueAck(NamedTuple):
 
 @final
 class DemoBroker:
-    """Runs the topic step by step on the caller's clock.
-
-    Args:
-        store: Stores messages and cursors; the broker closes it.
-        recorder: Receives the trace.
-        settings: The settings.
-        now_ms: The current time.
-
-    Raises:
-        StoreError: The storage failed.
-        OSError: The trace cannot be written.
-    """
+    """Runs the topic step by step on the caller's clock."""
 
     def __init__(self, store: Store, recorder: Recorder, settings: DemoSettings, *, now_ms: int) -> None:
         self._settings = settings
@@ -122,12 +100,7 @@ class DemoBroker:
         ]
 
     def step(self, *, now_ms: int) -> None:
-        """Run the publishes, dispatches, acks and persists that are due.
-
-        Raises:
-            StoreError: The storage failed; the failure is in the trace.
-            OSError: The trace cannot be written.
-        """
+        """Run the publishes, dispatches, acks and persists that are due."""
         self._publish(now_ms=now_ms)
         for worker in self._workers:
             worker.dispatch(now_ms=now_ms)
@@ -271,12 +244,7 @@ class _Worker:
 
 
 def run(broker: DemoBroker, *, now_ms: Callable[[], int], until_ms: int) -> None:
-    """Step a broker until a time, then close it.
-
-    Raises:
-        StoreError: The storage failed.
-        OSError: The trace cannot be written.
-    """
+    """Step a broker until a time, then close it."""
     while (present := now_ms()) < until_ms:
         broker.step(now_ms=present)
         time.sleep(0.001)

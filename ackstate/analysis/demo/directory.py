@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from contextlib import contextmanager
@@ -25,13 +26,9 @@ class DirectoryInUseError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class BrokerDirectory:
-    """The directory of a broker: its store and its recording.
+    """The directory of a broker: its store and its recording."""
 
-    Attributes:
-        path: The directory.
-    """
-
-    path: Path
+    path: Path  # The directory
 
     @property
     def store(self) -> Path:
@@ -44,12 +41,7 @@ class BrokerDirectory:
         return self.path / "recording"
 
     def check_closed(self) -> None:
-        """Check that no broker is running here.
-
-        Raises:
-            StoreLockedError: One is.
-            AckStateError: The store cannot be opened.
-        """
+        """Check that no broker is running here."""
         if self.store.exists():
             SqliteStore(self.store).close()
 
@@ -64,12 +56,6 @@ class BrokerDirectory:
         """Open the store of a dead broker, with its recording.
 
         A recording that cannot be read is refused before the store is touched.
-
-        Raises:
-            DirectoryInUseError: There is no broker's store.
-            TraceError, UnsupportedVersionError: As `read_recording`.
-            StoreError, CorruptStateError: As `SqliteStore`.
-            OSError: As `read_recording`.
         """
         if not self.store.is_dir() or not any(self.store.iterdir()):
             raise DirectoryInUseError(f"{self.path}: not a broker's directory, expected a store in {self.store}")
@@ -86,13 +72,7 @@ class BrokerDirectory:
 
     @contextmanager
     def begun_or_new(self) -> Iterator[tuple[SqliteStore, list[Frame]]]:
-        """Open the store of a new or a continuing broker; a new one has no recording and no frames.
-
-        Raises:
-            DirectoryInUseError: There are other contents, or a store without a recording, or a recording without a
-                store.
-            AckStateError, OSError: As `begun`.
-        """
+        """Open the store of a new or a continuing broker; a new one has no recording and no frames."""
         if segments(self.recording):
             with self.begun() as found:
                 yield found
@@ -113,3 +93,60 @@ class BrokerDirectory:
 
 def _size(recording: Path) -> int:
     return sum(segment.stat().st_size for segment in segments(recording))
+
+
+MARKER = ".ackstate-demo"
+"""A file that tells a directory of a demo from one of somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoDirectory:
+    """The demo's results."""
+
+    path: Path  # The directory
+
+    @property
+    def broker(self) -> BrokerDirectory:
+        """The directory of the broker."""
+        return BrokerDirectory(self.path / "broker")
+
+    @property
+    def trace(self) -> Path:
+        """The Parquet trace."""
+        return self.path / "trace.parquet"
+
+    @property
+    def summary(self) -> Path:
+        """The outcome, for programs."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The outcome, for people."""
+        return self.path / "report.html"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the directory, which must be empty, missing or that of an earlier demo, and mark it.
+
+        The kernel releases the lock when the process ends, in any way.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise DirectoryInUseError(f"{self.path}: not a directory") from None
+        # The directory itself is locked, because a lock file would stay behind, even in a foreign directory.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryInUseError(f"{self.path}: another demo is running here") from None
+            marker = self.path / MARKER
+            if not marker.exists() and any(self.path.iterdir()):
+                raise DirectoryInUseError(f"{self.path}: not empty, and not the directory of a demo: choose another")
+            marker.touch()
+            self.broker.check_closed()
+            yield
+        finally:
+            os.close(descriptor)

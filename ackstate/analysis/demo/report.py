@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
-from html import escape
 from string import Template
 from typing import TYPE_CHECKING
 
 from ackstate.analysis import chart, html_page
 from ackstate.analysis.chart import Chart, Instants, Line, Marks, number_axis, seconds_axis
-from ackstate.analysis.html_page import section, table
-from ackstate.analysis.wording import printable
+from ackstate.analysis.html_page import escape, section, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.demo.job import DemoRun, SubscriptionOutcome
+    from ackstate.analysis.demo.run import DemoRun, SubscriptionOutcome
 
 # A longer name is cut in the plot, to fit a phone; the tables have the whole name.
 _NAME_LENGTH_MAX = 24
@@ -47,11 +45,7 @@ $sections
 
 
 def render(runs: Sequence[DemoRun]) -> str:
-    """Return the page: the last run in full, and the outcomes of all runs.
-
-    Args:
-        runs: The runs, at least one.
-    """
+    """Return the page: the last run in full, and the outcomes of all runs."""
     run = runs[-1]
     settings = {**asdict(run.settings), "kill_ts_ms": run.kill.kill_ts_ms, "lived_ms": run.kill.lived_ms}
     sections = [
@@ -102,7 +96,7 @@ def _plot(run: DemoRun) -> str:
         # The label stays inside the panel.
         place = min(max(up.share(outcome.observed), 0.2), 0.8)
         label = f'<div class="note killed" style="bottom:{place:.2%}">{"<br>".join(lines)}</div>'
-        summary = f"{printable(outcome.name)}: at the kill, {', '.join(lines)}"
+        summary = f"{outcome.name}: at the kill, {', '.join(lines)}"
         drawn = Chart(across, up, layers, summary, _PANEL_PX, label).html(has_key=number == 0)
         name = outcome.name if len(outcome.name) <= _NAME_LENGTH_MAX else f"{outcome.name[: _NAME_LENGTH_MAX - 1]}…"
         panels.append(f'<div class="panel"><h2>{escape(name)}</h2>{drawn}</div>')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from html import escape
 from typing import TYPE_CHECKING
 
 from ackstate.analysis.estimate.broker_conf import (
@@ -15,6 +14,7 @@ from ackstate.analysis.estimate.broker_conf import (
 )
 from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
 from ackstate.analysis.estimate.setting_words import policy_text, setting_text
+from ackstate.analysis.html_page import escape
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     Share,
@@ -26,7 +26,6 @@ from ackstate.analysis.report.contents import (
     role_text,
     short_name,
 )
-from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +108,7 @@ def _why(contents: Contents) -> str:
 
 def _shares(found: Sequence[Share], before_detail: str = "") -> str:
     rows = "".join(
-        f'<li><span class="name"><bdi>{escape(short_name(printable(each.name)))}</bdi> '
+        f'<li><span class="name"><bdi>{escape(short_name(each.name))}</bdi> '
         f"<small>{before_detail}<bdi>{escape(_detail(each))}</bdi></small></span>"
         f'<span class="amount">{_amount(each)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
@@ -120,7 +119,7 @@ def _shares(found: Sequence[Share], before_detail: str = "") -> str:
 
 def _detail(each: Share) -> str:
     """Return a topic, perhaps shortened, or the explanation of a cause."""
-    return each.detail if each.name in CAUSE_NAMES.values() else short_name(printable(each.detail))
+    return each.detail if each.name in CAUSE_NAMES.values() else short_name(each.detail)
 
 
 def _amount(each: Share) -> str:
@@ -134,7 +133,7 @@ def _percent(share: float) -> str:
 def _change(contents: Contents) -> str:
     result, advice = contents.result, contents.result.advice
     if len(result.policies) < 2 or advice is None:
-        command = f"ackstate sweep {shlex.quote(printable(result.trace))} --report report.html"
+        command = f"ackstate sweep {shlex.quote(result.trace)} --report report.html"
         return f"<p>No other policy was compared. This command compares some:</p>{_code([command])}"
     if advice.recommended is None:
         return f"<p>Nothing: {escape(advice.sentence)}.</p>{_native(advice)}"
@@ -178,7 +177,7 @@ def _namespaces(contents: Contents) -> list[str]:
     """Return the namespaces of the worst subscriptions."""
     found = main_subscriptions(contents.reference, count_max=100)
     names = [each.detail.partition("://")[2].rpartition("/")[0] for each in found]
-    return [*dict.fromkeys(printable(name) for name in names if name.count("/") == 1)][:_NAMESPACES_MAX]
+    return [*dict.fromkeys(name for name in names if name.count("/") == 1)][:_NAMESPACES_MAX]
 
 
 def _pause(contents: Contents) -> str:
@@ -241,4 +240,4 @@ def _number(number: float | None) -> str:
 
 
 def _code(lines: Sequence[str]) -> str:
-    return f'<pre tabindex="0">{escape(chr(10).join(lines))}</pre>'
+    return f'<pre tabindex="0">{chr(10).join(map(escape, lines))}</pre>'

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
 
 from ackstate.analysis.chart import CALENDAR_END_MS
+from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.parts import CURVE_COUNT_MAX, badness
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
+from ackstate.analysis.replay.curve_sum import SERIES
 from ackstate.analysis.report.inputs import ReportInputs
+from ackstate.analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
-    from ackstate.analysis.report.curves import CrashTimes, Curve
+    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.curve_sum import Series
+    from ackstate.analysis.trace.parquet import Span
+
+    Key = tuple[str, str]
+    from ackstate.analysis.location import Location
+
 
 CAUSE_NAMES = {
     "not_flushed": "not yet flushed", "young": "young", "cut_by_ranges": "cut by the range limit",
@@ -34,21 +49,14 @@ ROLE_COLOURS = {RECORDED: 0, CURRENT: 1, RECOMMENDED: 2}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A report.
+    """A report."""
 
-    Attributes:
-        result: The estimates.
-        curves: The total curve of each policy in `shown`, and the worst subscriptions under the reference policy.
-        crashes: When processes died.
-        provenance: The sources and programs of the report: pairs of name and text.
-        inputs: The other files shown.
-    """
-
-    result: SweepResult
+    result: SweepResult  # The estimates
+    # The total curve of each policy in `shown`, and the worst subscriptions under the reference policy.
     curves: tuple[Curve, ...]
-    crashes: CrashTimes
-    provenance: tuple[tuple[str, str], ...]
-    inputs: ReportInputs = field(default_factory=ReportInputs)
+    crashes: CrashTimes  # When processes died
+    provenance: tuple[tuple[str, str], ...]  # The sources and programs of the report: pairs of name and text
+    inputs: ReportInputs = field(default_factory=ReportInputs)  # The other files shown
 
     @property
     def shown(self) -> list[PolicyResult]:
@@ -67,21 +75,13 @@ class Contents:
 
 
 class Share(NamedTuple):
-    """A part of the redelivery of a broker crash.
+    """A part of the redelivery of a broker crash."""
 
-    Attributes:
-        name: A subscription or a cause.
-        detail: The topic of a subscription; an explanation of a cause.
-        number: Messages per broker crash, at most.
-        share: The share of all, from 0 to 1.
-        low: Messages per broker crash, at least; None if `number` is exact.
-    """
-
-    name: str
-    detail: str
-    number: float
-    share: float
-    low: float | None = None
+    name: str  # A subscription or a cause
+    detail: str  # The topic of a subscription; an explanation of a cause
+    number: float  # Messages per broker crash, at most
+    share: float  # The share of all, from 0 to 1
+    low: float | None = None  # Messages per broker crash, at least; None if `number` is exact
 
 
 def reference_of(result: SweepResult) -> PolicyResult:
@@ -203,3 +203,95 @@ def time_text(ts_ms: int) -> str:
         return f"{ts_ms} ms"
     at = datetime.fromtimestamp(ts_ms // 1_000, UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}.{ts_ms % 1_000:03} UTC"
+
+
+TOTAL = ("", "")
+"""The key of all subscriptions together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line: each value holds from its time to the next."""
+
+    policy: int  # Index in the grid
+    topic: str  # Empty for all subscriptions at once
+    subscription: str  # Empty for all subscriptions at once
+    ts_ms: tuple[int, ...]  # Rising, each once; the first and the last are those of the trace
+    value: tuple[int, ...]  # Acked messages that a crash would redeliver
+    # For each of `CAUSES`, the number of them due to it; the rest are not yet flushed.
+    causes: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_total(self) -> bool:
+        """Whether it is the curve of all subscriptions at once."""
+        return (self.topic, self.subscription) == TOTAL
+
+
+@dataclass(frozen=True, slots=True)
+class CrashTimes:
+    """When processes died."""
+
+    ts_ms: tuple[int, ...]  # The first `CRASHES_MAX` times, rising
+    count: int  # The number of times
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """Return the times in the rows of `estimates`."""
+        total = next(row for row in rows if (row["policy"], row["scope"]) == (0, "total"))
+        return cls(tuple(total["crash_ms"] or ()), total["crash_count"])
+
+
+def curves_of_rows(
+    rows: Sequence[Mapping[str, Any]], span: Span, policies: Sequence[int], *, subscriptions: Sequence[Key],
+    drawn: int = 0,
+) -> list[Curve]:  # fmt: skip
+    """Return the curve of all subscriptions at once under some policies, and some subscriptions' under one."""
+    points = {(row["policy"], row["topic"], row["subscription"]): row for row in rows if row["curve_ms"] is not None}
+    wanted = [(number, TOTAL) for number in policies] + [(drawn, key) for key in subscriptions]
+    found = []
+    for number, key in wanted:
+        curve = ThinnedCurve(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
+        if row := points.get((number, *key)):
+            ts_ms = np.array(row["curve_ms"], np.int64)
+            curve.add(ts_ms, np.array(row["curve"], np.int64).reshape(SERIES, -1))
+        found.append(
+            curve_of((policies.index(number), *key), *curve.points(SERIES), begin_ms=span.begin_ms, end_ms=span.end_ms)
+        )
+    return found
+
+
+def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_ms: int, end_ms: int) -> Curve:
+    """Return the curve of some points in order; no points if nothing is ever redelivered."""
+    begin = np.zeros((SERIES, 1), np.int64)
+    ts_ms = np.concatenate([[begin_ms], ts_ms, [end_ms]])
+    values = np.concatenate([begin, values, values[:, -1:] if values.size else begin], axis=1)
+    # Points may share a time: a peak at the end of a slice, or that at the end of the trace. The last one counts.
+    lasts = np.append(ts_ms[1:] != ts_ms[:-1], True)
+    value, *causes = (tuple(each) for each in values[:, lasts].tolist())
+    return Curve(*key, tuple(ts_ms[lasts].tolist()), value, tuple(causes))
+
+
+def make_contents(  # noqa: PLR0913 - each is needed once
+    rows: Sequence[Mapping[str, Any]], span: Span, trace: Location, result: SweepResult, inputs: ReportInputs, *,
+    command: str, engine: tuple[tuple[str, str], ...],
+) -> Contents:  # fmt: skip
+    """Return the report of some estimates.
+
+    Complexity: reading the files of the trace for their hash.
+    """
+    shown = [result.policies.index(each) for each in shown_policies(result)]
+    drawn = result.policies.index(reference_of(result))
+    lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result), drawn=drawn)
+    told = ("SHA-256 of the trace", trace_hash(trace))
+    days = (("days", f"{len(span.days):,}"),) if span.days else ()
+    made_by = (told, *days, *_made_by(command, engine))
+    return Contents(result, tuple(lines), CrashTimes.of_rows(rows), made_by, inputs)
+
+
+def _made_by(command: str, engine: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return (
+        ("command", command),
+        ("ackstate", version("ackstate")),
+        ("Python", platform.python_version()),
+        *engine,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,7 +11,7 @@ from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_a
 from ackstate.analysis.estimate.broker_conf import PULSAR_KEYS, runs_on_pulsar
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
-from ackstate.analysis.html_page import table
+from ackstate.analysis.html_page import escape, table
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     ROLE_COLOURS,
@@ -23,7 +22,6 @@ from ackstate.analysis.report.contents import (
     time_text,
 )
 from ackstate.analysis.report.inputs import KINDS
-from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.chart import Layer
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.report.contents import Contents
-    from ackstate.analysis.report.curves import Curve
+    from ackstate.analysis.report.contents import Contents, Curve
     from ackstate.analysis.report.inputs import CalibrationPoint
 
 _Item = TypeVar("_Item")
@@ -52,17 +49,11 @@ _MARKS_MAX = 200
 
 
 class Slice(NamedTuple):
-    """A slice of time.
-
-    Attributes:
-        begin_ms: Its begin.
-        p50: The least number that holds for half of its time.
-        p99: The least number that holds for 99 % of its time.
-    """
+    """A slice of time."""
 
     begin_ms: float
-    p50: float
-    p99: float
+    p50: float  # The least number that holds for half of its time
+    p99: float  # The least number that holds for 99 % of its time
 
 
 def figure(identity: str, title: str, drawing: str, caption: str, numbers: str) -> str:
@@ -149,7 +140,7 @@ def worst_figures(contents: Contents) -> str:
     colour = ROLE_COLOURS.get(role, 0)
     panels = []
     for curve in found:
-        name = f"{printable(curve.subscription)}"
+        name = f"{curve.subscription}"
         estimate = estimates[curve.topic, curve.subscription]
         numbers = (("mean", "expected"), ("p99", "p99"), ("max", "max"))
         said = [
@@ -161,11 +152,11 @@ def worst_figures(contents: Contents) -> str:
         drawing = Chart(times, most, layers, summary, 90).html(has_key=False)
         panels.append(
             f'<div class="panel"><h4><bdi>{escape(short_name(name))}</bdi></h4>'
-            f'<p class="of"><bdi>{escape(short_name(printable(curve.topic)))}</bdi></p>'
+            f'<p class="of"><bdi>{escape(short_name(curve.topic))}</bdi></p>'
             f'<p class="numbers">{", ".join(said)}</p>{drawing}</div>'
         )
     title = f"The {len(found)} worst subscriptions" if len(found) > 1 else "The worst subscription"
-    names = [f"{short_name(printable(curve.subscription))} of {short_name(printable(curve.topic))}" for curve in found]
+    names = [f"{short_name(curve.subscription)} of {short_name(curve.topic)}" for curve in found]
     scale = ", on one scale" if len(found) > 1 else ""
     caption = " ".join([f"{escape(role[:1].upper() + role[1:])}{scale}.", *_band_texts(found)])
     drawn = f'<div class="panels">{"".join(panels)}</div>'
@@ -279,7 +270,7 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     diagonal = Band("observed as predicted", [(0, 0, 0), (axis.high, axis.high, axis.high)], 5)
     marks = [
         Marks(name, [
-            (each.predicted, each.observed, f"{short_name(printable(each.policy))}: predicted {each.predicted:,}, "
+            (each.predicted, each.observed, f"{short_name(each.policy)}: predicted {each.predicted:,}, "
              f"observed {each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
         ], sign, colour)
         for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
@@ -287,7 +278,7 @@ def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
     layers: list[Layer] = [diagonal, *(each for each in marks if each.points)]
     chart = Chart(axis, y, layers, "observed over predicted messages").html()
     rows = [
-        (short_name(printable(each.policy)), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
+        (short_name(each.policy), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
         for each in _thin(points)
     ]
     numbers = table(("policy", "ended by", "predicted", "observed"), rows)

@@ -20,20 +20,12 @@ class ReportInputError(AckStateError):
 
 
 class CalibrationPoint(NamedTuple):
-    """The predicted and the observed redelivery under a policy.
-
-    Attributes:
-        policy: The policy in words.
-        predicted: Number of messages.
-        observed: Number of messages.
-        kind: A key of `KINDS`.
-        runs: Number of tries.
-    """
+    """The predicted and the observed redelivery under a policy."""
 
     policy: str
     predicted: float
     observed: float
-    kind: str
+    kind: str  # A key of `KINDS`
     runs: int
 
     @property
@@ -43,41 +35,25 @@ class CalibrationPoint(NamedTuple):
 
 
 class TraceOrigin(NamedTuple):
-    """The origin of the trace: JSON output of ``ackstate trace convert`` or ``generate``.
+    """The origin of the trace: JSON output of ``ackstate trace convert`` or ``generate``."""
 
-    Attributes:
-        rows: Number of rows that were read; None if the trace was not converted.
-        bad_rows: Number of rows that were skipped.
-        bad: For each kind of error: its text, the number of rows, and the places of the first ones.
-        plan: The options of a generated trace, including its seed.
-    """
-
-    rows: int | None
-    bad_rows: int
+    rows: int | None  # Number of rows that were read; None if the trace was not converted
+    bad_rows: int  # Number of rows that were skipped
+    # For each kind of error: its text, the number of rows, and the places of the first ones.
     bad: tuple[tuple[str, int, tuple[str, ...]], ...]
-    plan: tuple[tuple[str, str], ...]
+    plan: tuple[tuple[str, str], ...]  # The options of a generated trace, including its seed
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """The inputs of a report; each is None if it was not given.
+    """The inputs of a report; each is None if it was not given."""
 
-    Attributes:
-        calibration: The points of a calibration.
-        origin: The origin of the trace.
-    """
-
-    calibration: tuple[CalibrationPoint, ...] | None = None
-    origin: TraceOrigin | None = None
+    calibration: tuple[CalibrationPoint, ...] | None = None  # The points of a calibration
+    origin: TraceOrigin | None = None  # The origin of the trace
 
     @classmethod
     def read(cls, *, calibration: Path | None, origin: Path | None) -> Self:
-        """Read the files.
-
-        Raises:
-            ReportInputError: A file is invalid.
-            OSError: One cannot be read.
-        """
+        """Read the files."""
         return cls(
             None if calibration is None else read_calibration(calibration),
             None if origin is None else read_origin(origin),
@@ -88,10 +64,6 @@ def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
     """Read the points of a calibration: a JSON list of objects with the fields of `CalibrationPoint`.
 
     They may also be under ``points`` of an object; a policy may be an object of its settings.
-
-    Raises:
-        ReportInputError: The file is invalid.
-        OSError: It cannot be read.
     """
     found = _parsed(path)
     points = found.get("points") if isinstance(found, dict) else found
@@ -101,12 +73,7 @@ def read_calibration(path: Path) -> tuple[CalibrationPoint, ...]:
 
 
 def read_origin(path: Path) -> TraceOrigin:
-    """Read the origin of a trace.
-
-    Raises:
-        ReportInputError: The file is not output of ``ackstate trace convert --json`` or ``generate --json``.
-        OSError: It cannot be read.
-    """
+    """Read the origin of a trace."""
     found = _parsed(path)
     try:
         bad = (

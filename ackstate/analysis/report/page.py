@@ -5,23 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ackstate.analysis import chart, html_page
-from ackstate.analysis.html_page import section, table
+from ackstate.analysis.html_page import escape, section, table
 from ackstate.analysis.report import figures
 from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import causes, time_text
 from ackstate.analysis.report.grids import grids, json_in_html
 from ackstate.analysis.report.inputs import KINDS
-from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
-    from ackstate.analysis.report.contents import Contents
-    from ackstate.analysis.report.curves import Curve
+    from ackstate.analysis.report.contents import Contents, Curve
 
 
 # Further policies that cannot be replayed are only counted.
@@ -40,7 +37,7 @@ def render(contents: Contents) -> str:
     links = "".join(f'<li><a href="#{identity}">{title}</a></li>' for identity, title, _ in known)
     script = _own("page.js")
     return html_page.document(
-        f"ackstate: redelivery of {printable(Path(contents.result.trace).name)}",
+        f"ackstate: redelivery of {Path(contents.result.trace).name}",
         f'<header><h1>Redelivery after a broker crash</h1>\n<p class="scope">{_scope(contents)}</p></header>\n<main>\n'
         f'{answer(contents)}\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n{body}\n</main>\n'
         f'<script type="application/json" id="data">{data}</script>\n<script>{script}</script>',
@@ -55,7 +52,7 @@ def _scope(contents: Contents) -> str:
     count = sum(each.scope == "subscription" for each in contents.reference.estimates)
     size = f"{count:,} subscription{'' if count == 1 else 's'}"
     length = f"{(end_ms - begin_ms) / 1_000:,.0f} s" if end_ms - begin_ms >= 1_000 else f"{end_ms - begin_ms} ms"
-    name = escape(printable(Path(contents.result.trace).name))
+    name = escape(Path(contents.result.trace).name)
     return f"Trace <b><bdi>{name}</bdi></b>: {size}, {length} from {time_text(begin_ms)}"
 
 
@@ -130,7 +127,7 @@ def _bad_rows(contents: Contents) -> Part | None:
     origin = contents.inputs.origin
     if origin is None or not origin.bad_rows:
         return None
-    rows = [(what, f"{count:,}", "; ".join(map(printable, first))) for what, count, first in origin.bad]
+    rows = [(what, f"{count:,}", "; ".join(first)) for what, count, first in origin.bad]
     told = f"<p>{origin.bad_rows:,} of {origin.rows or 0:,} rows were bad and skipped.</p>"
     return "bad-rows", "Bad rows", told + table(("error", "rows", "first rows"), rows)
 
@@ -145,7 +142,7 @@ def _settings(contents: Contents) -> Part:
         *((f"trace generated with {name}", text) for name, text in (origin.plan if origin else ())),
         *([("rows converted, bad rows", f"{origin.rows:,}, {origin.bad_rows:,}")] if origin and origin.rows else []),
     ]
-    content = table(("setting", "value"), [(name, printable(text)) for name, text in pairs])
+    content = table(("setting", "value"), [(name, text) for name, text in pairs])
     return "settings", "Settings and provenance", content
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from ackstate.analysis.crash.oracle import Broken
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.crash.oracle import Broken, Promise
 from crash.crash_states.execution import Execution
 from crash.crash_states.log_trims import draw_log_workload, examine_log
 from crash.crash_states.processes import runs_side_by_side
@@ -26,6 +25,7 @@ from crash.crash_states.workload import (
     judge,
     outcome,
 )
+from crash.promises import PromiseBrokenError
 
 _STEPS = 12
 _LOG_ONE_IN = 4

@@ -6,14 +6,12 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ackstate.analysis.crash.oracle import Oracle
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.crash.simulated_disk import ProcessKilledError
+from ackstate.analysis.crash.oracle import Oracle, Promise
 from ackstate.cursor.journal import delete_subscription
 from ackstate.errors import CursorFencedError
 from ackstate.stores.base import StoreError
 from crash.crash_states.recovery import left_of
-from crash.crash_states.workload import Moment
+from crash.crash_states.workload import Moment, ProcessKilledError
 from crash.flaky_store import FlakyStore
 from crash.observed_cursor import (
     NEVER_OPENED,
@@ -23,6 +21,7 @@ from crash.observed_cursor import (
     persist_together,
     state_of,
 )
+from crash.promises import PromiseBrokenError
 from crash.steps import StepKind
 
 _STEP_MS = 10_000

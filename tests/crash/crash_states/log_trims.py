@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from ackstate.analysis.crash.oracle import Broken
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
-from ackstate.analysis.crash.simulated_disk import ProcessKilledError
+from ackstate.analysis.crash.oracle import Broken, Promise
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.topic.log import MessageLog, log_owner
 from ackstate.topic.retention import Retention, trim_log
 from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
-from crash.crash_states.workload import Examined, WorkloadFailure, broken_by_error
+from crash.crash_states.workload import Examined, ProcessKilledError, WorkloadFailure, broken_by_error
+from crash.promises import PromiseBrokenError, hold
 
 _TOPIC, _SUBSCRIPTION = "t", "s"
 _STEPS = 12

@@ -19,10 +19,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from ackstate.analysis.crash.simulated_disk import ProcessKilledError
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
-from crash.crash_states.workload import broken_by_error
+from crash.crash_states.workload import ProcessKilledError, broken_by_error
 
 _Found = TypeVar("_Found")
 

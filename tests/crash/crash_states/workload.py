@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ackstate import CursorConfig
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome
-from ackstate.analysis.crash.oracle import Broken, counts
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.crash.layer import shortest
+from ackstate.analysis.crash.oracle import Broken, BrokenPromise, Promise, RunOutcome, counts
 from ackstate.cursor.formats import Format
 from crash.observed_cursor import SUBSCRIPTIONS
+from crash.promises import PromiseBrokenError
 from crash.steps import Step, StepKind, steps
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ _WEIGHTS = {
     StepKind.KILL: 1.2,
 }
 _DELETE_SHARE = 0.25
+
+
+class ProcessKilledError(BaseException):
+    """The process that has the store open was killed; no `Exception`, so that none of its code continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,7 @@ def _shortest(workload, failure, examine, *, tries):
     def attempt(steps):
         found = examine(replace(workload, steps=steps)).failure
         is_same = found is not None and found.broken.promise is failure.broken.promise
-        return Failing(steps[: found.step], found) if found is not None and is_same else None
+        return (steps[: found.step], found) if found is not None and is_same else None
 
-    found = shortest(Failing(workload.steps[: failure.step], failure), attempt, tries=tries)
-    return replace(workload, steps=found.steps), found.evidence
+    steps, failure = shortest(workload.steps[: failure.step], failure, attempt, tries=tries)
+    return replace(workload, steps=steps), failure

@@ -24,9 +24,8 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import BrokenPromise, RunOutcome, quiet
-from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import scratch_directory
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
 from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from ackstate.stores.base import StoreError
@@ -35,6 +34,7 @@ from crash.damage.media import SqliteMedium
 from crash.damage.records import RecordMedium
 from crash.damage.repairs import repaired, what_fails_after, what_it_gave_up
 from crash.damage.story import Story, open_story, write_story
+from crash.quiet import quiet
 from crash.steps import LEDGERS
 
 if TYPE_CHECKING:

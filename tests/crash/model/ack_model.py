@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.oracle import Promise
+from crash.promises import PromiseBrokenError, hold
 
 if TYPE_CHECKING:
     from ackstate.cursor.results import Receipt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serial import SerialExecutor
 
-from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.cursor import ManagedCursor, persist_all
 from ackstate.cursor.formats import Format
 from ackstate.cursor.journal import cursor_owner, delete_subscription
@@ -21,6 +21,7 @@ from crash.model import client_events
 from crash.model.earlier import EarlierOwner
 from crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from crash.model.simulated_subscription import Waiter
+from crash.promises import hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable

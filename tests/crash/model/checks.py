@@ -5,11 +5,12 @@ These are I4 and I8; `crash.model.written` checks the durable state.
 
 from __future__ import annotations
 
-from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.formats import Format
 from ackstate.limits.rules import Rule
 from crash.model.numbered_log import indexes
 from crash.model.settings import CONSUMERS, RETRY_MS, TICK_MS
+from crash.promises import hold
 
 NO_LIMIT = 2**62
 NEW_RECORD_BYTES = 124

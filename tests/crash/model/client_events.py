@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.dispatch import SubscriptionType
 from ackstate.dispatch.admission import AckRefusedError
 from ackstate.message import NO_DELAY, Message
@@ -12,6 +12,7 @@ from ackstate.stores.base import PayloadTooLargeError
 from crash.model import checks
 from crash.model.numbered_log import words_of
 from crash.model.settings import CONSUMERS, TICK_MS, Tracker
+from crash.promises import hold
 
 
 def publish(simulation, side, count=None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import CursorFencedError
 from ackstate.message import Message
@@ -10,6 +10,7 @@ from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.log import MessageLog
 from crash.model.client_events import append
+from crash.promises import hold
 
 
 class EarlierLog:

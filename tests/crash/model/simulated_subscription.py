@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
 from ackstate.cursor.journal import cursor_path
@@ -29,6 +29,7 @@ from crash.model.written import (
     held_of,
     instant_of,
 )
+from crash.promises import PromiseBrokenError, hold
 
 _HOUR = 3_600_000
 

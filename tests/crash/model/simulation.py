@@ -13,7 +13,7 @@ from functools import cache
 from random import Random
 from typing import TypeVar
 
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.delay import (
     BucketedDelayIndex,
     BucketRegistry,
@@ -37,6 +37,7 @@ from crash.model.numbered_log import NumberedLog
 from crash.model.settings import TICK_MS, Tracker, drawn
 from crash.model.simulated_subscription import SimulatedSubscription
 from crash.model.watched_store import WatchedStore
+from crash.promises import PromiseBrokenError, hold
 
 EVENT_COUNT_MIN, EVENT_COUNT_MAX = 70, 150
 _RECOUNT_EVERY = 16

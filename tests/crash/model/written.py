@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ackstate.analysis.crash.promises import Promise, hold
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.formats import Format, content_of
 from ackstate.cursor.journal import cursor_owner
 from ackstate.cursor.recovery import Recovery, decode_record
@@ -17,6 +17,7 @@ from ackstate.wire import native
 from ackstate.wire.pulsar import LimitRule
 from crash.model.numbered_log import indexes
 from crash.model.settings import Encoded
+from crash.promises import hold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

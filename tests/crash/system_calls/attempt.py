@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.shim import Action, CallFault, FaultShim, SystemCall
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position

@@ -18,12 +18,10 @@ from collections import Counter
 from dataclasses import replace
 from itertools import count, islice
 
-from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome, quiet
-from ackstate.analysis.crash.oracle import counts, with_story
-from ackstate.analysis.crash.promises import Promise, gravest
-from ackstate.analysis.crash.scratch import scratch_directory
+from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory, shortest
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome, counts, gravest, with_story
 from ackstate.analysis.crash.shim import NEVER, Action, loaded
-from ackstate.analysis.crash.shrink import Failing, shortest
+from crash.quiet import quiet
 from crash.steps import LEDGERS
 from crash.system_calls.attempt import Stage, SyscallFault, attempt
 from crash.system_calls.program import script
@@ -124,11 +122,10 @@ class _Run:
         def attempt(steps):
             again = self._try(replace(self._script, steps=steps), at)
             is_same = again.met == met and any(found.promise is promise for found in again.log.broken)
-            return Failing(steps, again) if is_same else None
+            return (steps, again) if is_same else None
 
-        found = shortest(Failing(self._script.steps, tried), attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
-        story = self._story(found.evidence, at)
-        return with_story(found.evidence.log.broken, story)
+        _, found = shortest(self._script.steps, tried, attempt, tries=_SHRINK_TRIES, seconds=_SHRINK_S)
+        return with_story(found.log.broken, self._story(found, at))
 
     def _story(self, tried, at):
         begun = f"{self._script.cursor_count} cursors, {self._script.setting.value}; the message log is {LEDGERS}"

@@ -25,9 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
-from ackstate.analysis.crash.acked_set import AckedSet
-from ackstate.analysis.crash.oracle import Broken, Oracle, State
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import AckedSet, Broken, Oracle, Promise, State
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError

@@ -9,7 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorConfig, CursorFencedError, Format, ManagedCursor, Position
-from ackstate.analysis.pulsar.transfer.export import exported_cursors
+from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.inspect import inspect_store
 from ackstate.stores.base import (
     ABSENT,

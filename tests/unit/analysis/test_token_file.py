@@ -8,7 +8,7 @@ import pytest
 
 from ackstate.analysis.admin_client import _token as token_of_parameters
 from ackstate.analysis.cli import main
-from ackstate.analysis.cli.admin_access import read_token
+from ackstate.analysis.cli.pulsar import read_token
 from ackstate.analysis.cli.serve import _token as token_of_server
 from ackstate.analysis.token_file import open_token_file
 

@@ -45,21 +45,13 @@ class Action(IntEnum):
 
 
 class CallFault(NamedTuple):
-    """A fault of one call.
+    """A fault of one call."""
 
-    Attributes:
-        at: Number of the call: 1 is the first counted one.
-        action: The action.
-        error: Errno of a call that fails.
-        lasts: FAIL and FAIL_READ: number of consecutive calls that fail.
-        dies_later: The process is killed before the call this many calls later; 0 for never.
-    """
-
-    at: int
-    action: Action
-    error: int = 0
-    lasts: int = 1
-    dies_later: int = 0
+    at: int  # Number of the call: 1 is the first counted one
+    action: Action  # The action
+    error: int = 0  # Errno of a call that fails
+    lasts: int = 1  # FAIL and FAIL_READ: number of consecutive calls that fail
+    dies_later: int = 0  # The process is killed before the call this many calls later; 0 for never
 
 
 class SystemCall(NamedTuple):
@@ -97,11 +89,7 @@ class FaultShim:
             each.argtypes = (ctypes.c_long,)
 
     def arm(self, directory: Path, fault: CallFault) -> None:
-        """Count this process's calls from 1, on paths below a directory without links.
-
-        Raises:
-            OSError: There is no memory, or the path is too long.
-        """
+        """Count this process's calls from 1, on paths below a directory without links."""
         path, (at, action, error, lasts, dies_later) = os.fsencode(directory), fault
         dies_at = dies_later and at + dies_later
         if self._library.ackstate_fault_arm(path, at, action, error, lasts, dies_at) != 0:
@@ -123,18 +111,7 @@ class FaultShim:
         return SystemCall(name.decode(), os.fsdecode(path)) if name else None
 
     def lose_unsynced(self, directory: Path, *, shrinks: bool) -> int:
-        """Restore the names and bytes that a power cut would leave below a directory: only successfully synced ones.
-
-        Args:
-            directory: The armed directory.
-            shrinks: Whether lost bytes at the end of a file are cut off, instead of becoming zeros.
-
-        Returns:
-            Number of lost names and ranges.
-
-        Raises:
-            OSError: A file cannot be written, or the shim's memory was too small.
-        """
+        """Restore the names and bytes that a power cut would leave below a directory: only successfully synced ones."""
         if self._library.ackstate_fault_overflowed():
             raise OSError("more was written without a sync than the fault shim keeps")
         lost = self.take_names_back()
@@ -147,11 +124,7 @@ class FaultShim:
         return lost
 
     def take_names_back(self) -> int:
-        """Undo creations and renames in directories that were not synced since; return the number of names.
-
-        Raises:
-            OSError: A change cannot be undone.
-        """
+        """Undo creations and renames in directories that were not synced since; return the number of names."""
         lost = 0
         for at in reversed(range(self._library.ackstate_fault_name_count())):
             path = Path(os.fsdecode(self._library.ackstate_fault_name(at)))
@@ -177,11 +150,7 @@ def loaded() -> FaultShim | None:
 
 
 def compiled(directory: Path) -> Path:
-    """Compile the library into a directory and return its path; takes about 0.2 s.
-
-    Raises:
-        LayerSkippedError: This is not a 64-bit Linux, there is no C compiler, or it failed; the message has the reason.
-    """
+    """Compile the library into a directory and return its path; takes about 0.2 s."""
     if not sys.platform.startswith("linux"):
         raise LayerSkippedError(f"failing system calls needs Linux, this is {sys.platform}")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

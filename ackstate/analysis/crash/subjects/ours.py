@@ -34,12 +34,7 @@ _PERSISTS_A_SECOND = 100
 
 
 class ManagedCursorSubject:
-    """A `ManagedCursor` on a store; persists in the background.
-
-    Args:
-        open_store: Opens the store in a directory, or creates it.
-        config: The configuration of the cursor.
-    """
+    """A `ManagedCursor` on a store; persists in the background."""
 
     persists_in_background = True
 

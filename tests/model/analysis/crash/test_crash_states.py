@@ -12,9 +12,7 @@ from random import Random
 import pytest
 
 from ackstate import CursorConfig, ManagedCursor, Position
-from ackstate.analysis.crash.layer import RunOutcome
-from ackstate.analysis.crash.oracle import Broken, Oracle, State
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.crash.oracle import Broken, Oracle, Promise, RunOutcome, State
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import MemoryStore
 from crash.crash_states import examination, processes, sqlite
@@ -25,6 +23,7 @@ from crash.crash_states.processes import runs_side_by_side
 from crash.crash_states.sqlite import Copy, RecordedStorage, Recoveries, states_between, temporary_place
 from crash.crash_states.workload import Moment, Workload, draw_workload, judge
 from crash.observed_cursor import NUMBERING
+from crash.promises import PromiseBrokenError
 from crash.steps import Step, StepKind
 
 SEEDS = (35, 7, 28)

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.formats import Repair
 from ackstate.cursor.journal import Journal
 from ackstate.cursor.recovery import decode_record

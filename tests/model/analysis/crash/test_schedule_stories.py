@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
+from ackstate.analysis.crash.oracle import Promise
 from crash.model.simulation import judged
+from crash.promises import PromiseBrokenError
 from museum.exhibits import EXHIBITS
 from schedule_stories import (
     acks_into_a_batch,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import montecarlo
 from ackstate import Position
-from ackstate.analysis.pulsar.record.poll import CursorPoll
+from ackstate.analysis.pulsar.cursor_look import CursorLook
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent
 from ackstate.deleted_ranges import DeletedRanges
@@ -124,7 +124,7 @@ def test_the_records_of_one_poll_become_durable_in_the_order_of_the_trace():
     """A new cursor ledger has two entries at once: the first lacks the range, the second, which counts, has it."""
     range_ = DeletedRanges()
     range_.add(Position(6, 3))
-    first = CursorPoll(T0_MS, T0_MS + 10, SIZES, Position(3, -1), range_, state="NoLedger")
+    first = CursorLook(SIZES, Position(3, -1), range_, state="NoLedger", asked_ms=T0_MS, answered_ms=T0_MS + 10)
     events = events_of([
         first, replace(first, asked_ms=T0_MS + 50, answered_ms=T0_MS + 60, state="Open", cursor_ledger=9, last_entry=1)
     ])  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.demo.results import MARKER
+from ackstate.analysis.demo.directory import MARKER
 from ackstate.analysis.spark.java import SparkUnavailableError, find_java, start_java
 from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows

@@ -18,8 +18,7 @@ import pytest
 
 from ackstate.analysis import cli
 from ackstate.analysis.cli import console, tables
-from ackstate.analysis.demo.directory import BrokerDirectory
-from ackstate.analysis.demo.results import DemoDirectory
+from ackstate.analysis.demo.directory import BrokerDirectory, DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
@@ -300,7 +299,7 @@ import sys
 from pathlib import Path
 from ackstate.analysis.demo.broker import DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
-from ackstate.analysis.demo.kill import run_and_kill
+from ackstate.analysis.demo.run import run_and_kill
 
 told = []
 

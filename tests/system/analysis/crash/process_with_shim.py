@@ -16,9 +16,9 @@ from dataclasses import asdict
 from itertools import islice, takewhile
 from pathlib import Path
 
-from ackstate.analysis.crash.layers.power_cuts import PowerCuts
+from ackstate.analysis.crash.power_cuts import power_cuts_of
+from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.shim import Action, CallFault, loaded
-from ackstate.analysis.crash.subject_process import subject_launch
 from ackstate.cursor import persist
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
@@ -317,7 +317,7 @@ def run_cuts(plant):
     """Plant a bug in our cursor, and return the first outcome that caught it, or the last."""
     plant()
     run_count = 20 if plant in {never_sync_directory, never_sync_above} else 3
-    with closing(PowerCuts(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
+    with closing(power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
         for outcome in islice(outcomes, run_count):
             if outcome.broken:
                 break

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.base import ABSENT
 from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore

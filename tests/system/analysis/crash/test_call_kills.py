@@ -20,11 +20,11 @@ import pytest
 from ackstate.analysis.crash import call_tracer
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
+from ackstate.analysis.crash.kills import call_kills_of
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers.call_kills import call_kills_of
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Promise
+from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subject import OperationKind
-from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import run
 

@@ -23,8 +23,8 @@ from ackstate.analysis.crash.campaign import (
     write_totals,
 )
 from ackstate.analysis.crash.conversation import SubjectError
-from ackstate.analysis.crash.layer import BrokenPromise, LayerSkippedError, RunOutcome
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
 from command_line import assert_one_line, run
 
 LOST = BrokenPromise(Promise.I2, "1:7 was lost", ("ack 1:7", "persist", "kill"))

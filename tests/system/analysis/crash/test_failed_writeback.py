@@ -20,8 +20,7 @@ import pytest
 
 from ackstate.analysis.crash import loop_disk
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import SIZE_BYTES, LoopDisk
-from ackstate.analysis.crash.private_mounts import with_private_mounts
+from ackstate.analysis.crash.loop_disk import SIZE_BYTES, LoopDisk, with_private_mounts
 
 BLOCK = 4096
 # linux/fs.h, linux/mount.h

@@ -12,7 +12,8 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import process_runs, subject_process
+from ackstate.analysis.crash import process as subject_process
+from ackstate.analysis.crash import runs as process_runs
 from ackstate.analysis.crash.conversation import (
     Accepted,
     AnswersDue,
@@ -24,12 +25,12 @@ from ackstate.analysis.crash.conversation import (
     SubjectError,
     printable,
 )
-from ackstate.analysis.crash.layers.kills import Kills
-from ackstate.analysis.crash.process_layer import RunSize
-from ackstate.analysis.crash.process_runs import CrashTiming, ProcessRuns, Sigkill
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.kills import kills_of
+from ackstate.analysis.crash.layer import RunSize
+from ackstate.analysis.crash.oracle import Promise
+from ackstate.analysis.crash.process import SubjectProcess
+from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, Sigkill
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
-from ackstate.analysis.crash.subject_process import SubjectProcess
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import ENTRY, assert_one_line, run
 from waiting import wait_until
@@ -40,7 +41,7 @@ PERSIST = Operation(1, OperationKind.PERSIST)
 
 def outcomes_of(make_subject, count=1, **options):
     options = {"size": RunSize(4, 300), "shrink_tries": 0, **options}
-    with closing(Kills(lambda: SubjectProcess.fork(make_subject), **options)(1)) as outcomes:
+    with closing(kills_of(lambda: SubjectProcess.fork(make_subject), **options)(1)) as outcomes:
         return list(islice(outcomes, count))
 
 
@@ -255,10 +256,8 @@ def test_standard_error_of_a_subject_that_talks_nonsense_is_in_the_story():
     ("source", "complaint"),
     [
         ("raise SystemExit(0)", "raises SystemExit: 0"),
-        ("import os; os._exit(0)", "ends the process"),
         ("x = (", "raises SyntaxError"),
         ("1 / 0", "raises ZeroDivisionError: division by zero"),
-        ("raise KeyboardInterrupt", "raises KeyboardInterrupt"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line(source, complaint, tmp_path, monkeypatch, capsys):

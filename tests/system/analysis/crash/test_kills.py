@@ -9,14 +9,14 @@ from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import process_runs
+from ackstate.analysis.crash import runs as process_runs
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import SubjectError
-from ackstate.analysis.crash.layers.kills import Kills, kills
-from ackstate.analysis.crash.process_layer import RunSize
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.kills import kills, kills_of
+from ackstate.analysis.crash.layer import RunSize
+from ackstate.analysis.crash.oracle import Promise
+from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subject import OperationKind, Report
-from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.analysis.crash.subjects.ours import Ours, OursLimited
 
@@ -25,7 +25,7 @@ SMALL = RunSize(4, 60)
 
 def outcomes_of(make_subject, count=3, *, size=SMALL, shrink_tries=0, **options):
     """The outcomes of the first runs, up to one that broke a promise."""
-    layer = Kills(lambda: SubjectProcess.fork(make_subject), size=size, shrink_tries=shrink_tries, **options)(1)
+    layer = kills_of(lambda: SubjectProcess.fork(make_subject), size=size, shrink_tries=shrink_tries, **options)(1)
     found = []
     for outcome in islice(layer, count):
         found.append(outcome)
@@ -184,7 +184,7 @@ class OneReceipt(NaiveSubject):
 @pytest.mark.parametrize(("make_subject", "is_tested"), [(NaiveSubject, True), (OneReceipt, False)])
 def test_receipts_are_counted_as_a_share_of_the_acks_that_a_persist_was_to_save(make_subject, is_tested):
     totals = Totals(1)
-    layer = Kills(lambda: SubjectProcess.fork(make_subject), size=SMALL, shrink_tries=0)
+    layer = kills_of(lambda: SubjectProcess.fork(make_subject), size=SMALL, shrink_tries=0)
     seen = run_layer(layer, totals, Budget(3_600, run_count_max=4))
     assert not seen.has_failed
     assert seen.counts["receipts_due"] > 50

@@ -14,16 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash import loop_disk, private_mounts, shim
+from ackstate.analysis.crash import loop_disk, shim
 from ackstate.analysis.crash.conversation import SubjectError
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.layers.power_cuts import PowerCut, PowerCuts, power_cuts
-from ackstate.analysis.crash.process_layer import RunSize
-from ackstate.analysis.crash.promises import Promise
-from ackstate.analysis.crash.scratch import fast_parent
+from ackstate.analysis.crash.layer import LayerSkippedError, RunSize, fast_parent
+from ackstate.analysis.crash.oracle import Promise
+from ackstate.analysis.crash.power_cuts import PowerCut, power_cuts, power_cuts_of
+from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.shim import compiled, environment
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
-from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.stores import sqlite_database
 from crash import PATHS
 
@@ -55,7 +53,7 @@ def runs_of_cuts(layer, cuts):
 @pytest.mark.root
 @pytest.mark.slow
 def test_our_cursor_survives():
-    outcomes = runs_of_cuts(PowerCuts(), 24)
+    outcomes = runs_of_cuts(power_cuts_of(subject_launch("ours")), 24)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
     assert [outcome.seed for outcome in outcomes] == list(range(1, len(outcomes) + 1))
     assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 100
@@ -67,7 +65,7 @@ def test_our_cursor_survives():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", HOSTILE])
 def test_the_naive_one_is_caught_at_once(options):
-    outcomes = runs(PowerCuts(subject_launch("naive"), mount_options=[options], size=SMALL), 2)
+    outcomes = runs(power_cuts_of(subject_launch("naive"), mount_options=[options], size=SMALL), 2)
     broken = [outcome.broken[0] for outcome in outcomes if outcome.broken]
     assert broken
     assert {each.promise for each in broken} <= {Promise.I2, Promise.I5}
@@ -78,7 +76,7 @@ def test_the_naive_one_is_caught_at_once(options):
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_story_says_what_was_promised_and_where_the_power_went():
-    (outcome,) = runs(PowerCuts(subject_launch("naive"), mount_options=[HOSTILE]), 1, first_seed=3)
+    (outcome,) = runs(power_cuts_of(subject_launch("naive"), mount_options=[HOSTILE]), 1, first_seed=3)
     (broken,) = outcome.broken
     story = list(broken.story)
     assert story[0].startswith("life ")
@@ -94,7 +92,7 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
     """Patched in this process: it must be so in those that are crashed, too."""
     pragmas = [each for each in sqlite_database._PRAGMAS if "synchronous" not in each]
     monkeypatch.setattr(sqlite_database, "_PRAGMAS", [*pragmas, "synchronous = OFF"])
-    with closing(PowerCuts(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
+    with closing(power_cuts_of(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
         assert any(outcome.broken for outcome in islice(outcomes, 3))
 
 
@@ -188,7 +186,7 @@ class HugeGauge(Log):
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_gauge_that_is_far_too_high_is_caught():
-    layer = PowerCuts(lambda: SubjectProcess.fork(HugeGauge), mount_options=["noauto_da_alloc"], size=SMALL)
+    layer = power_cuts_of(lambda: SubjectProcess.fork(HugeGauge), mount_options=["noauto_da_alloc"], size=SMALL)
     with closing(layer(1)) as outcomes:
         outcome = next(each for each in islice(outcomes, 5) if each.broken)
     assert Promise.I3 in {each.promise for each in outcome.broken}
@@ -196,7 +194,7 @@ def test_a_gauge_that_is_far_too_high_is_caught():
 
 
 def log_cuts():
-    return PowerCuts(lambda: SubjectProcess.fork(Log), mount_options=["noauto_da_alloc"], size=SMALL)
+    return power_cuts_of(lambda: SubjectProcess.fork(Log), mount_options=["noauto_da_alloc"], size=SMALL)
 
 
 @pytest.mark.root
@@ -227,7 +225,7 @@ def test_counted_it_would_be_unjust(monkeypatch):
 @pytest.mark.root
 def test_a_subject_that_cannot_begin_is_an_error_and_no_broken_promise():
     with pytest.raises(SubjectError, match="no room here"):
-        runs(PowerCuts(subject_launch("sh -c 'echo no room here >&2'")), 1)
+        runs(power_cuts_of(subject_launch("sh -c 'echo no room here >&2'")), 1)
 
 
 @pytest.mark.root
@@ -236,14 +234,14 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    (outcome,) = runs(PowerCuts(subject_launch("ours"), size=SMALL), 1)
+    (outcome,) = runs(power_cuts_of(subject_launch("ours"), size=SMALL), 1)
     assert not outcome.broken
     assert "ackstate-disk" not in Path("/proc/self/mounts").read_text()
     assert list(temporary.iterdir()) == []
 
 
 def test_it_says_why_it_cannot_run_here(monkeypatch):
-    monkeypatch.setattr(private_mounts, "_leave_mounts", lambda: None)
+    monkeypatch.setattr(loop_disk, "_leave_mounts", lambda: None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(LayerSkippedError, match="power cuts need root"):
-        runs(PowerCuts(), 1)
+        runs(power_cuts_of(subject_launch("ours")), 1)

@@ -21,8 +21,8 @@ from ackstate.analysis.crash.conversation import (
     StartRequest,
     SubjectError,
 )
+from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.subject_process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from waiting import wait_until
 
@@ -128,7 +128,7 @@ def test_what_a_subject_does_wrong_is_named(program, error):
 
 
 def test_a_line_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr("ackstate.analysis.crash.subject_process.LINE_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("ackstate.analysis.crash.process.LINE_BYTES_MAX", 1 << 17)
     with python("while True: print(end='x' * 4096)") as process, pytest.raises(SubjectError, match="no answer: 'xxx"):
         process.wait_for(Ready)
 
@@ -214,7 +214,7 @@ def test_a_subject_dies_with_its_harness(tmp_path):
         import sys, time
         from pathlib import Path
         from ackstate.analysis.crash.conversation import Ready, StartRequest
-        from ackstate.analysis.crash.subject_process import subject_launch
+        from ackstate.analysis.crash.process import subject_launch
         with subject_launch("naive")() as forked, subject_launch("perl -e 'sleep 600'")() as spawned:
             forked.send(StartRequest(Path({str(tmp_path)!r}), {{1: 10}}))
             forked.wait_for(Ready)

@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 
 from ackstate import CursorConfig, Format, MemoryStore, Message, Start, SubscriptionType, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
-from ackstate.analysis.admin.live_routes import live_configuration, live_version
-from ackstate.analysis.admin.live_stats import live_internal_stats, live_stats
-from ackstate.analysis.pulsar.snapshot.broker_settings import broker_settings
+from ackstate.analysis.admin.live import live_configuration, live_internal_stats, live_stats, live_version
+from ackstate.analysis.pulsar.broker_settings import broker_settings
 from ackstate.cursor import RangeForm
 from ackstate.delay import DelayConfig
 from ackstate.limits import GateLimits

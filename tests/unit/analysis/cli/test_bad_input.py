@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate import SqliteStore
-from ackstate.analysis.demo.results import MARKER, DemoDirectory
+from ackstate.analysis.demo.directory import MARKER, DemoDirectory
 from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
 from ackstate.analysis.trace.events import VERSION_KEY
 from ackstate.analysis.trace.manifest import FILES_KEY, ONLY

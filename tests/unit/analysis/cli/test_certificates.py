@@ -12,8 +12,8 @@ import threading
 import pytest
 import trustme
 
-from ackstate.analysis.pulsar.transfer import through_broker
-from ackstate.analysis.pulsar.transfer.through_broker import connected
+from ackstate.analysis.pulsar import import_through_broker as through_broker
+from ackstate.analysis.pulsar.import_through_broker import connected
 from ackstate.errors import AckStateError
 from command_line import ENTRY, assert_one_line, run, write_token
 from waiting import wait_until

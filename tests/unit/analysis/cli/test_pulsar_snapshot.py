@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from ackstate.analysis.cli import pulsar_snapshot
-from ackstate.analysis.pulsar.snapshot.sources import REASONS
+from ackstate.analysis.cli import pulsar as pulsar_snapshot
+from ackstate.analysis.pulsar.sources import REASONS
 from command_line import assert_one_line, run, write_token
 from pulsar_admin import (
     CONFIGURATION,

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ackstate.analysis.crash import consumers
+from ackstate.analysis.crash import runs as consumers
 from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.workloads.traffic import WORKLOADS
 from ackstate.position import Position

@@ -19,10 +19,8 @@ from ackstate.analysis.crash.conversation import (
     answer_line,
     read_answer,
     read_request,
-    record_answer,
     request_line,
 )
-from ackstate.analysis.crash.process_run import ProcessRun
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 
 REQUESTS = {
@@ -118,11 +116,3 @@ def test_anything_else_raises_our_own_error_and_no_other(fields):
         except SubjectError:
             continue
         assert read(write(found)) == found
-
-
-@pytest.mark.parametrize("answer", [Accepted(1), Durable((0, 1))])
-def test_a_claim_about_what_was_never_asked_is_refused(answer):
-    life = ProcessRun({1: 10})
-    life.requested(Operation(0, OperationKind.ACK, 1, 7))
-    with pytest.raises(SubjectError, match="there was no operation 1: 1 were requested"):
-        record_answer(life, answer)

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.crash.acked_set import Numbering
-from ackstate.analysis.crash.oracle import Oracle, State, counts, differing, judge
-from ackstate.analysis.crash.promises import Promise
+from ackstate.analysis.crash.oracle import Numbering, Oracle, Promise, State, counts, differing, judge
 
 LOG = Numbering({1: 10, 2: 0, 4: 5}, batch_size=4)
 NAMES = {"k": "v"}

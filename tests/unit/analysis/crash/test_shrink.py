@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.crash.layer import BrokenPromise
-from ackstate.analysis.crash.process_layer import RunSize, shorter_run
-from ackstate.analysis.crash.promises import Promise, PromiseBrokenError
-from ackstate.analysis.crash.shrink import Failing, shortest
+from ackstate.analysis.crash.layer import RunSize, shorter_run, shortest
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 from ackstate.wire.pulsar import LimitRule
 from crash.model.settings import Settings
 from crash.model.simulation import BrokerSimulation
+from crash.promises import PromiseBrokenError
 from crash.schedules import ScheduleFailure, failure_of, told
 
 STEPS = tuple(range(40))
@@ -29,7 +28,7 @@ def failing_with(*needed):
         if not set(needed) <= set(steps):
             return None
         happened = steps[: 1 + max(map(steps.index, needed), default=-1)]
-        return Failing(happened, f"broken by {len(happened)} steps")
+        return happened, f"broken by {len(happened)} steps"
 
     return attempt, asked
 
@@ -37,32 +36,32 @@ def failing_with(*needed):
 @given(st.sets(st.sampled_from(STEPS), max_size=6))
 def test_only_the_steps_remain_that_it_takes(needed):
     attempt, _ = failing_with(*needed)
-    found = shortest(Failing(STEPS, "broken"), attempt)
-    assert set(found.steps) == needed
-    assert found.evidence == f"broken by {len(needed)} steps"
+    steps, evidence = shortest(STEPS, "broken", attempt)
+    assert set(steps) == needed
+    assert evidence == f"broken by {len(needed)} steps"
 
 
 def test_one_step_is_left_out_too():
-    assert shortest(Failing((7,), "broken"), failing_with()[0]).steps == ()
+    assert shortest((7,), "broken", failing_with()[0])[0] == ()
 
 
 @pytest.mark.parametrize("tries", [0, 1, 5])
 def test_no_more_is_tried_than_the_budget_allows(tries):
     attempt, asked = failing_with(3, 30)
-    found = shortest(Failing(STEPS, "broken"), attempt, tries=tries)
+    steps, _ = shortest(STEPS, "broken", attempt, tries=tries)
     assert len(asked) == tries
-    assert {3, 30} <= set(found.steps)
+    assert {3, 30} <= set(steps)
 
 
 def test_nothing_is_tried_after_the_time_is_over():
     attempt, asked = failing_with(3)
     times = iter(range(100))
-    shortest(Failing(STEPS, "broken"), attempt, seconds=4, clock=lambda: next(times))
+    shortest(STEPS, "broken", attempt, seconds=4, clock=lambda: next(times))
     assert len(asked) == 4
 
 
 def test_what_does_not_fail_again_is_told_as_it_was():
-    assert shortest(Failing(STEPS, "broken"), lambda _: None) == Failing(STEPS, "broken")
+    assert shortest(STEPS, "broken", lambda _: None) == (STEPS, "broken")
 
 
 def test_a_run_becomes_as_small_as_breaks_a_promise():

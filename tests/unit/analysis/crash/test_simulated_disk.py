@@ -1,163 +1,73 @@
-"""The simulated disk behaves as the kernel while the machine is up, and loses unsynced data when it goes down."""
+"""Every state that a power cut could leave of unsynced data."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import zlib
-from contextlib import closing
 
 import pytest
 
-from ackstate.analysis.crash.simulated_crash import DiskHistory, fates
-from ackstate.analysis.crash.simulated_disk import SimulatedDisk
-from ackstate.stores.base import StoreLockedError
+from ackstate.analysis.crash.simulated_disk import CallKind, DiskCall, DiskHistory, fates
 
 
-class KernelFile:
-    def __init__(self, path, flags):
-        self.descriptor = os.open(path, flags | os.O_RDWR, 0o600)
+class RecordedFile:
+    """A file of a `RecordedDisk`; known by its number under any name."""
+
+    def __init__(self, disk, name):
+        self.disk, self.name, self.number = disk, name, disk.numbers[name]
 
     @property
     def size(self):
-        return os.fstat(self.descriptor).st_size
-
-    def write(self, offset, data):
-        os.pwrite(self.descriptor, data, offset)
+        return len(self.disk.contents[self.number])
 
     def read(self, offset, size):
-        return os.pread(self.descriptor, size, offset)
+        return self.disk.contents[self.number][offset : offset + size]
+
+    def write(self, offset, data):
+        before = self.disk.contents[self.number]
+        self.note(CallKind.WRITE, offset, data)
+        self.disk.contents[self.number] = before[:offset] + data + before[offset + len(data) :]
 
     def truncate(self, size):
-        os.ftruncate(self.descriptor, size)
+        self.note(CallKind.TRUNCATE, size)
+        self.disk.contents[self.number] = self.disk.contents[self.number][:size]
 
     def sync(self):
-        os.fsync(self.descriptor)
+        self.note(CallKind.SYNC)
 
-    settle = sync
+    def note(self, kind, offset=0, data=b""):
+        names = {number: name for name, number in self.disk.numbers.items()}
+        self.disk.calls.append(DiskCall(kind, names.get(self.number, self.name), self.number, offset, data))
 
-    def close(self):
-        os.close(self.descriptor)
 
+class RecordedDisk:
+    """A directory in memory, and the calls that led to it."""
 
-class KernelDirectory:
-    """What the simulated disk is compared with."""
-
-    free_size = 1 << 40
-
-    def __init__(self, path):
-        self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self.descriptor)
-            raise StoreLockedError(f"{path} is open") from None
+    def __init__(self, files=()):
+        self.start, self.calls = dict(files), []
+        self.numbers = {name: number for number, name in enumerate(self.start)}
+        self.contents = list(self.start.values())
 
     def names(self):
-        return sorted(each.name for each in self.path.iterdir())
+        return sorted(self.numbers)
 
     def create(self, name):
-        return KernelFile(self.path / name, os.O_CREAT | os.O_EXCL)
+        self.numbers[name] = len(self.contents)
+        self.contents.append(b"")
+        self.calls.append(DiskCall(CallKind.CREATE, name, self.numbers[name]))
+        return self.open(name)
 
     def open(self, name):
-        return KernelFile(self.path / name, 0)
+        return RecordedFile(self, name)
 
     def rename(self, name, new_name):
-        (self.path / name).rename(self.path / new_name)
+        self.calls.append(DiskCall(CallKind.RENAME, name, self.numbers[name], new_name=new_name))
+        self.numbers[new_name] = self.numbers.pop(name)
 
     def remove(self, name):
-        (self.path / name).unlink()
+        self.calls.append(DiskCall(CallKind.REMOVE, name, self.numbers.pop(name)))
 
     def sync(self):
-        os.fsync(self.descriptor)
-
-    def close(self):
-        os.close(self.descriptor)
-
-
-@pytest.fixture(params=["simulated", "kernel"])
-def open_directory(request, tmp_path):
-    """Open the same directory each time, which is empty at first."""
-    if request.param == "simulated":
-        return SimulatedDisk().directory
-    return lambda: KernelDirectory(tmp_path)
-
-
-def test_a_file_is_appended_to_cut_and_read_anywhere(open_directory):
-    with closing(open_directory()) as directory:
-        file = directory.create("log")
-        assert file.size == 0
-        file.write(0, b"hello ")
-        file.write(6, b"world")
-        file.write(11, b"")
-        assert (file.size, file.read(0, 11), file.read(6, 3)) == (11, b"hello world", b"wor")
-        assert (file.read(9, 100), file.read(11, 1), file.read(50, 1)) == (b"ld", b"", b"")
-        file.truncate(5)
-        file.write(5, b"!")
-        file.sync()
-        assert file.read(0, 100) == b"hello!"
-        file.write(1, b"a")
-        file.write(4, b"...")
-        assert (file.size, file.read(0, 100)) == (7, b"hall...")
-        file.close()
-
-
-def test_names_are_made_changed_and_removed(open_directory):
-    with closing(open_directory()) as directory:
-        assert list(directory.names()) == []
-        for name, data in (("b", b"bee"), ("a", b"ay")):
-            file = directory.create(name)
-            file.write(0, data)
-            file.close()
-        assert list(directory.names()) == ["a", "b"]
-        directory.rename("b", "c")
-        directory.rename("a", "c")  # replaces the file of that name
-        directory.sync()
-        assert list(directory.names()) == ["c"]
-        with closing(directory.open("c")) as file:
-            assert file.read(0, 9) == b"ay"
-        directory.remove("c")
-        assert list(directory.names()) == []
-
-
-def test_what_is_missing_or_there_already_is_refused(open_directory):
-    with closing(open_directory()) as directory:
-        directory.create("a").close()
-        with pytest.raises(FileExistsError):
-            directory.create("a")
-        for call in (lambda: directory.open("b"), lambda: directory.rename("b", "c"), lambda: directory.remove("b")):
-            with pytest.raises(FileNotFoundError):
-                call()
-        assert list(directory.names()) == ["a"]
-
-
-def test_a_file_that_is_open_stays_so_under_another_name_or_none(open_directory):
-    with closing(open_directory()) as directory:
-        file = directory.create("a")
-        directory.rename("a", "b")
-        file.write(0, b"one")
-        with closing(directory.open("b")) as again:
-            assert again.read(0, 9) == b"one"
-        directory.remove("b")
-        file.write(3, b"two")
-        assert file.read(0, 9) == b"onetwo"
-        directory.create("b").close()  # another file
-        assert file.size == 6
-        file.close()
-        with pytest.raises(OSError):
-            file.write(6, b"closed")
-
-
-def test_what_was_written_is_there_for_the_next_who_opens_the_directory(open_directory):
-    with closing(open_directory()) as directory:
-        file = directory.create("a")
-        file.write(0, b"not even synced")
-        with pytest.raises(StoreLockedError):
-            open_directory()
-        file.close()
-    with closing(open_directory()) as directory, closing(directory.open("a")) as file:
-        assert file.read(0, 99) == b"not even synced"
+        self.calls.append(DiskCall(CallKind.SYNC_DIRECTORY))
 
 
 def contents(disk):
@@ -171,8 +81,8 @@ def contents(disk):
 
 def written(*appends, files=None, sync_after=0):
     """A disk with one file ``f`` whose name is certain, after appends of which the first few were synced."""
-    disk = SimulatedDisk({"f": b""} if files is None else files)
-    file = disk.directory().open("f")
+    disk = RecordedDisk({"f": b""} if files is None else files)
+    file = disk.open("f")
     for number, data in enumerate(appends, start=1):
         file.write(file.size, data)
         if number == sync_after:
@@ -196,8 +106,8 @@ def test_whole_sectors_of_a_write_are_zeros():
 
 
 def test_of_a_write_over_what_was_there_each_sector_is_as_before_or_after_and_its_end_may_be_missing():
-    disk = SimulatedDisk({"f": b"a" * 1_300})
-    disk.directory().open("f").write(500, b"b" * 600)
+    disk = RecordedDisk({"f": b"a" * 1_300})
+    disk.open("f").write(500, b"b" * 600)
     worst, states = contents(disk)
     assert worst == {"f": b"a" * 1_300}
     assert {len(state["f"]) for state in states} == {1_300}
@@ -232,8 +142,8 @@ def test_many_unsynced_writes_are_lost_in_order_and_each_alone():
 
 
 def test_a_cut_that_was_not_synced_may_not_have_happened():
-    disk = SimulatedDisk({"f": b"abcdef"})
-    file = disk.directory().open("f")
+    disk = RecordedDisk({"f": b"abcdef"})
+    file = disk.open("f")
     file.truncate(3)
     file.write(3, b"X")
     worst, states = contents(disk)
@@ -244,8 +154,8 @@ def test_a_cut_that_was_not_synced_may_not_have_happened():
 
 
 def test_names_not_synced_are_lost_in_any_order():
-    disk = SimulatedDisk({"old": b"1"})
-    directory = disk.directory()
+    disk = RecordedDisk({"old": b"1"})
+    directory = disk
     directory.create("new").sync()
     directory.remove("old")
     worst, states = contents(disk)
@@ -256,8 +166,8 @@ def test_names_not_synced_are_lost_in_any_order():
 
 
 def test_a_renamed_name_may_be_certain_and_its_bytes_not():
-    disk = SimulatedDisk({"current": b"old"})
-    directory = disk.directory()
+    disk = RecordedDisk({"current": b"old"})
+    directory = disk
     file = directory.create("draft")
     file.write(0, b"new")
     directory.rename("draft", "current")
@@ -271,14 +181,14 @@ def test_a_renamed_name_may_be_certain_and_its_bytes_not():
 
 
 def test_a_rename_is_all_or_nothing():
-    disk = SimulatedDisk({"a": b"A", "b": b"B"})
-    disk.directory().rename("a", "b")
+    disk = RecordedDisk({"a": b"A", "b": b"B"})
+    disk.rename("a", "b")
     assert contents(disk)[1] == [{"a": b"A", "b": b"B"}, {"b": b"A"}]
 
 
 def test_too_many_states_at_once_are_varied_one_file_at_a_time():
-    disk = SimulatedDisk({"f": b"", "g": b""})
-    directory = disk.directory()
+    disk = RecordedDisk({"f": b"", "g": b""})
+    directory = disk
     for name in ("f", "g"):
         directory.open(name).write(0, b"x" * 400)
     worst, states = contents(disk)
@@ -309,17 +219,6 @@ def test_states_say_what_was_lost():
     ]
 
 
-def test_a_dead_process_leaves_all_that_it_wrote():
-    disk = SimulatedDisk()
-    directory = disk.directory()
-    directory.create("f").write(0, b"x")
-    disk.kill()
-    with pytest.raises(OSError):
-        directory.names()
-    assert SimulatedDisk.from_state(disk.files()).files() == {"f": b"x"}
-    assert list(disk.directory().names()) == ["f"]
-
-
 class SmallStore:
     """Numbers in a log, each with its checksum; a full log is replaced by one with their sum."""
 
@@ -330,7 +229,7 @@ class SmallStore:
         if "log" not in directory.names():
             self.replace_log(0)
         self.file, self.total = directory.open("log"), 0
-        self.file.settle()
+        self.file.sync()
         for offset in range(0, self.file.size - 7, 8):
             data = self.file.read(offset, 8)
             if zlib.crc32(data[:4]) != int.from_bytes(data[4:], "little"):
@@ -367,8 +266,8 @@ class SmallStore:
 
 def first_wrong_state(**mistakes):
     """The first state that a power cut could leave in which the sum of the small store is wrong, in words."""
-    disk, sums = SimulatedDisk(), {}
-    store = SmallStore(disk.directory(), **mistakes)
+    disk, sums = RecordedDisk(), {}
+    store = SmallStore(disk, **mistakes)
     mistakes["removes_first"] = False
     for number in range(1, 9):
         before = store.total
@@ -378,7 +277,7 @@ def first_wrong_state(**mistakes):
         sums[len(disk.calls)] = (store.total,)
     for made, state in fates(disk.calls, disk.start):
         if made in sums:
-            found = SmallStore(SimulatedDisk.from_state(state.files).directory(), **mistakes).total
+            found = SmallStore(RecordedDisk(state.files), **mistakes).total
             if found not in sums[made]:
                 return str(state)
     return None

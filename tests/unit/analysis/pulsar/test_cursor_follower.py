@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ackstate import Position
-from ackstate.analysis.pulsar.record.cursor_follower import CursorFollower
-from ackstate.analysis.pulsar.record.poll import CursorPoll
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower
+from ackstate.analysis.pulsar.cursor_look import CursorLook
+from ackstate.analysis.pulsar.internal_stats import RedeliveryReported
 from ackstate.analysis.trace.events import EventKind
 from ackstate.deleted_ranges import DeletedRanges
 
@@ -25,9 +26,9 @@ def poll(second, *deleted, mark_delete=-1, ledger=7, last=1, **fields):
         ranges.add(Position(3, entry))
     begin_ms = second * 1_000
     fields = {"load": ("b", 1), "state": "Open" if ledger >= 0 else "NoLedger"} | fields
-    return CursorPoll(
-        begin_ms, begin_ms + 10, {3: 100}, Position(3, mark_delete), ranges, cursor_ledger=ledger, last_entry=last,
-        **fields,
+    return CursorLook(
+        {3: 100}, Position(3, mark_delete), ranges, cursor_ledger=ledger, last_entry=last, asked_ms=begin_ms,
+        answered_ms=begin_ms + 10, **fields,
     )  # fmt: skip
 
 
@@ -168,7 +169,11 @@ def test_trimmed_ledgers_are_not_lost():
 
 
 def test_a_broker_that_counts_the_acks_itself_is_believed():
-    assert told(poll(1), poll(2, 4, is_all_durable=True)) == [(A, (4, 4), (1_000, 2_010)), (S, 2_010, (1_000, 2_010))]
+    durable = poll(2, 4, reported=RedeliveryReported(entries=0, batches=0))
+    assert told(poll(1), durable) == [
+        (A, (4, 4), (1_000, 2_010)),
+        (S, 2_010, (1_000, 2_010)),
+    ]
 
 
 def test_a_deleted_cursor_redelivers_nothing():

@@ -15,14 +15,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ackstate.analysis.admin_client import AdminServer
-from ackstate.analysis.pulsar.exporter.collection import Collection, Collector, narrowed
-from ackstate.analysis.pulsar.exporter.metrics import ExporterCollector
-from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.snapshot.internal_stats import TopicInternals, TopicStats
-from ackstate.analysis.pulsar.snapshot.request_rate import RequestRate
-from ackstate.analysis.pulsar.snapshot.sources import Listing, LiveBroker, TopicAnswers
+from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector, narrowed
+from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
+from ackstate.analysis.pulsar.sources import Listing, LiveBroker, TopicAnswers
 from command_line import ENTRY, assert_one_line, run
 from promql import check_query, samples_of, texts_of
 from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
@@ -38,9 +35,8 @@ def exported():
     """A function that collects from a broker several times, and returns the samples after each collection."""
 
     def exported(url, *, times=1, between=lambda _number: None):
-        rate = RequestRate(10_000)
-        with PulsarAdmin(AdminServer(url, timeout_s=5), rate=rate) as admin:
-            collector, metrics = Collector(lambda: LiveBroker(admin)), ExporterCollector(rate)
+        with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin:
+            collector, metrics = Collector(lambda: LiveBroker(admin)), ExporterCollector(lambda: admin.request_count)
             registry = CollectorRegistry()
             registry.register(metrics)
             found = []
@@ -101,7 +97,7 @@ def test_an_earlier_look_narrows_the_bounds(exported):
 def test_looks_that_contradict_each_other_leave_the_bounds_of_the_latest():
     def answers(internals, at_s):
         return TopicAnswers(
-            TopicInternals.model_validate(internals), TopicStats.model_validate(STATS), at_s, at_s + 0.01
+            TopicInternals.model_validate(internals), TopicStats.model_validate(STATS), 1_000 * at_s, 1_000 * at_s + 10
         )
 
     now = answers(INTERNALS, 100.0)
@@ -193,7 +189,7 @@ def test_old_looks_are_kept_for_quiet_cursors():
 
         def read(self, topic):
             answers = (TopicInternals.model_validate(INTERNALS), TopicStats.model_validate(stats))
-            return TopicAnswers(*answers, clock[0], clock[0])
+            return TopicAnswers(*answers, 1_000 * clock[0], 1_000 * clock[0])
 
     collector = Collector(Fixed)
     for _number in range(20):
@@ -209,12 +205,12 @@ def test_old_looks_are_kept_for_quiet_cursors():
 
 def test_requests_are_spaced():
     """Ten requests at 50 a second cannot all be sent in less than 0.18 s, whatever the machine."""
-    rate = RequestRate(50)
-    begun_s = time.monotonic()
-    for _ in range(10):
-        rate.wait()
-    assert time.monotonic() - begun_s >= 9 / 50
-    assert rate.count == 10
+    with serving() as broker, PulsarAdmin(AdminServer(broker.url), requests_per_second=50) as admin:
+        begun_s = time.monotonic()
+        for _ in range(10):
+            admin.get_text("/admin/v2/brokers/version")
+        assert time.monotonic() - begun_s >= 9 / 50
+        assert admin.request_count == 10
 
 
 def test_the_requests_are_counted(exported):
@@ -330,7 +326,7 @@ def test_wrong_options_are_one_line(capsys, words, names):
 
 def test_before_the_first_look_only_counters_are_exported():
     registry = CollectorRegistry()
-    metrics = ExporterCollector(RequestRate(1))
+    metrics = ExporterCollector(lambda: 1)
     registry.register(metrics)
     names = {name for name, _, _ in samples_of(generate_latest(registry).decode())}
     assert names == {

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.admin_client import AdminServer
-from ackstate.analysis.pulsar.record.cluster_recorder import ClusterRecorder
-from ackstate.analysis.pulsar.record.trace_directory import TraceDirectory
-from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.pulsar.recorder import ClusterRecorder
+from ackstate.analysis.pulsar.sources import LiveBroker
+from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from command_line import run
 from pulsar_admin import PATH, serving, topic_answers
 
@@ -69,7 +68,7 @@ def test_the_interval_of_a_recording(capsys, tmp_path, case):
         TraceDirectory(tmp_path / "trace") as trace,
         pytest.raises(DoneError),
     ):
-        ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.02).run(None, show)
+        ClusterRecorder(LiveBroker(admin), trace, every_s=0.02).run(None, show)
     outcome = run(capsys, "redelivery", tmp_path / "trace", "--engine", "local", "--json")
     assert outcome.status == 0, outcome.err
     (policy,) = json.loads(outcome.out)["policies"]

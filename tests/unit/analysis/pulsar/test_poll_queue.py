@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ackstate.analysis.pulsar.record.cluster_recorder import PollQueue
+from ackstate.analysis.pulsar.recorder import PollQueue
 
 
 def filled(topics, *, at_once=8):

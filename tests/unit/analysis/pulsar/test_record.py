@@ -15,15 +15,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate.analysis.admin_client import AdminServer
-from ackstate.analysis.pulsar.record import cluster_recorder, trace_directory
-from ackstate.analysis.pulsar.record.cluster_recorder import ClusterRecorder, matches
-from ackstate.analysis.pulsar.record.topic_follower import TopicFollower
-from ackstate.analysis.pulsar.record.trace_directory import TraceDirectory
-from ackstate.analysis.pulsar.snapshot.admin_rest import PulsarAdmin
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.snapshot.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
-from ackstate.analysis.pulsar.snapshot.sources import LiveBroker
+from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.pulsar import recorder as cluster_recorder
+from ackstate.analysis.pulsar import trace_directory
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.recorder import ClusterRecorder, TopicFollower, matches
+from ackstate.analysis.pulsar.sources import LiveBroker
+from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import EventKind, PolledEvent, TraceError
 from ackstate.analysis.trace.manifest import listed_names
@@ -55,13 +54,13 @@ class Answers:
     def __init__(self, internals):
         self._internals = internals
 
-    def settings(self):
+    def settings(self, _topic):
         return BrokerSettings()
 
-    def internals(self):
+    def internals(self, _topic):
         return read_object(TopicInternals, self._internals, what="internalStats")
 
-    def stats(self):
+    def stats(self, _topic):
         return read_object(TopicStats, STATS, what="stats")
 
 
@@ -82,7 +81,7 @@ class Watchdog:
 def record(url, path, *, polls, between=lambda number: None, glob="", every_s=0.0):
     """Record until there were some polls; `between` is called after each of them."""
     with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin, TraceDirectory(path) as trace:
-        recorder = ClusterRecorder(admin, LiveBroker(admin), trace, every_s=every_s, glob=glob)
+        recorder = ClusterRecorder(LiveBroker(admin), trace, every_s=every_s, glob=glob)
         seen, watchdog = [0], Watchdog()
 
         def show(state):
@@ -213,7 +212,7 @@ def test_a_topic_that_is_not_answered_is_polled_again_and_the_others_go_on(tmp_p
                 broker.answers[f"{OTHER_PATH}/internalStats"] = good
 
         with PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin, TraceDirectory(tmp_path / "t") as trace:
-            recorder, watchdog = ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.0), Watchdog()
+            recorder, watchdog = ClusterRecorder(LiveBroker(admin), trace, every_s=0.0), Watchdog()
 
             def show(state):
                 watchdog()
@@ -283,7 +282,7 @@ def test_topics_that_cannot_be_listed_any_more_go_on(tmp_path, monkeypatch, path
                 raise StopError
 
         with PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin, TraceDirectory(tmp_path / "t") as trace:
-            recorder = ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.0)
+            recorder = ClusterRecorder(LiveBroker(admin), trace, every_s=0.0)
             with pytest.raises(StopError):
                 recorder.run(None, show)
     assert len(unlisted) == 1
@@ -504,7 +503,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path, monkeypatch):
         PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin,
         TraceDirectory(path) as trace,
     ):
-        recorder = ClusterRecorder(admin, LiveBroker(admin), trace, every_s=0.0)
+        recorder = ClusterRecorder(LiveBroker(admin), trace, every_s=0.0)
 
         def show(state):
             watchdog()

@@ -12,18 +12,13 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 
-from ackstate.analysis.pulsar.snapshot import bounds
-from ackstate.analysis.pulsar.snapshot.bounds import CursorLook, comes_back, most_within_bytes, most_within_limit
-from ackstate.analysis.pulsar.snapshot.broker_settings import BrokerSettings, broker_settings
-from ackstate.analysis.pulsar.snapshot.internal_stats import (
-    CursorInternals,
-    TopicInternals,
-    TopicStats,
-    acked,
-    read_object,
-)
-from ackstate.analysis.pulsar.snapshot.judgement import Looks, judge
-from ackstate.analysis.pulsar.snapshot.sources import RecordedAnswers, TopicAnswers
+from ackstate.analysis.pulsar import bounds
+from ackstate.analysis.pulsar.bounds import comes_back, most_within_bytes, most_within_limit
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings, broker_settings
+from ackstate.analysis.pulsar.cursor_look import CursorLook
+from ackstate.analysis.pulsar.internal_stats import CursorInternals, TopicInternals, TopicStats, acked, read_object
+from ackstate.analysis.pulsar.judgement import Looks, judge
+from ackstate.analysis.pulsar.sources import RecordedAnswers, TopicAnswers
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
 from ackstate.pulsar_conf import AS_WORDS, RANGES
@@ -312,19 +307,19 @@ def test_an_earlier_record_may_have_held_a_longer_range():
 
 def test_nothing_acked_for_longer_than_a_flush_is_all_written():
     settings = BrokerSettings()
-    first = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, answered_s=1.0)
-    second = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, asked_s=63.0)
+    first = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, answered_ms=1_000)
+    second = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, asked_ms=63_000)
     assert settings.quiet_seconds == 62
     low, high = comes_back(second, settings, earlier=first)
     assert (low.entries, high.entries) == (0, 0)
-    too_soon = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, asked_s=62.9)
+    too_soon = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2, asked_ms=62_900)
     assert comes_back(too_soon, settings, earlier=first).high.entries == 6
 
 
 def test_the_first_entry_of_a_cursor_ledger_may_lack_the_ranges():
     first, second = (
-        CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=8, last_entry=0, asked_s=at, answered_s=at)
-        for at in (0.0, 100.0)
+        CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=8, last_entry=0, asked_ms=at, answered_ms=at)
+        for at in (0, 100_000)
     )
     assert comes_back(second, BrokerSettings(), earlier=first).high.entries == 6
     without = [replace(look, deleted=DeletedRanges()) for look in (first, second)]
@@ -335,8 +330,8 @@ def test_what_a_limit_cuts_off_comes_back_however_quiet_it_is():
     settings = BrokerSettings(form=RangeForm.LIST, range_count_max=1)
     held = ranges((5, 9), (10, 12), (20, 27))
     looks = [
-        CursorLook({3: 90}, Position(3, 1), held, cursor_ledger=7, last_entry=2, asked_s=at, answered_s=at)
-        for at in (0.0, 100.0)
+        CursorLook({3: 90}, Position(3, 1), held, cursor_ledger=7, last_entry=2, asked_ms=at, answered_ms=at)
+        for at in (0, 100_000)
     ]
     low, high = comes_back(looks[1], settings, earlier=looks[0])
     assert low.entries == high.entries == 7

@@ -23,7 +23,7 @@ from ackstate import (
     Position,
     UnsupportedVersionError,
 )
-from ackstate.analysis.pulsar.transfer.ack_state_file import (
+from ackstate.analysis.pulsar.ack_state_file import (
     AckStateFile,
     ExportedCursor,
     Fingerprint,
@@ -32,10 +32,14 @@ from ackstate.analysis.pulsar.transfer.ack_state_file import (
     read_ack_states,
     write_ack_states,
 )
-from ackstate.analysis.pulsar.transfer.broker_check import checked
-from ackstate.analysis.pulsar.transfer.export import exported_cursors
-from ackstate.analysis.pulsar.transfer.fit import OtherTopicError, fitted
-from ackstate.analysis.pulsar.transfer.through_broker import ImportedCursor, import_through_broker
+from ackstate.analysis.pulsar.export import exported_cursors
+from ackstate.analysis.pulsar.import_through_broker import (
+    ImportedCursor,
+    OtherTopicError,
+    checked,
+    fitted,
+    import_through_broker,
+)
 from ackstate.cursor.formats import CursorState
 from ackstate.ledger_map import LedgerMap
 from command_line import assert_one_line, run

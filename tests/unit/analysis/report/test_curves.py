@@ -7,7 +7,7 @@ import pytest
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.report.curves import CrashTimes, curves_of_rows
+from ackstate.analysis.report.contents import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame

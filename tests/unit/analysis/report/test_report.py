@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ackstate.analysis.demo.job import summary_json
 from ackstate.analysis.demo.report import render, verdict
+from ackstate.analysis.demo.run import summary_json
 from demo_runs import (
     BEGIN_MS,
     KILL_MS,

@@ -1,0 +1,481 @@
+"""`ackstate pulsar snapshot`, `exporter` and `record` read a live cluster over its admin interface.
+
+`docs/operations.md` has the JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+
+import typer
+
+from ackstate.analysis.admin_client import AdminServer
+from ackstate.analysis.cli import console
+from ackstate.analysis.cli.options import JsonOption, duration_option, path_argument
+from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.durations import Duration
+from ackstate.analysis.stop_signals import until_stopped
+from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.wording import counted
+from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.judgement import Judgement
+    from ackstate.analysis.pulsar.recorder import Progress as Recorded
+    from ackstate.analysis.pulsar.sources import Source, TopicAnswers, Unread
+    from ackstate.analysis.pulsar.trace_directory import Resumed
+
+
+_Answer = TypeVar("_Answer")
+_Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
+
+_CHECK_S = 0.5  # a write that was in progress at the judged look is done by then
+_REASONS_MAX = 20  # subscriptions shown with reasons
+_CLOSE_PERCENT = 80
+
+ANSWER_MIB = 64
+
+TenantOption: TypeAlias = Annotated[list[str] | None, typer.Option(metavar="T", help="All topics of a tenant.")]
+NamespaceOption: TypeAlias = Annotated[list[str] | None, typer.Option(metavar="T/N", help="All topics of a namespace.")]
+TopicOption: TypeAlias = Annotated[list[str] | None, typer.Option(metavar="TOPIC", help="A topic, all partitions.")]
+TokenFileOption: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="A file that holds a token.")]
+TokenHostOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HOST[:PORT]", help="Send the token there too if redirected; else only to URL."),
+]
+TrustOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="FILE", help="Trust these certificates instead of the system's.")
+]
+RequestTimeoutOption: TypeAlias = Annotated[
+    Duration, duration_option(plain_unit="s", least="1s", most="1h", help="How long each answer may take.")
+]
+AnswerMibOption: TypeAlias = Annotated[
+    int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")
+]
+RequestRateOption: TypeAlias = Annotated[
+    float, typer.Option(metavar="N", min=0.1, max=10_000, help="Most requests per second to the cluster.")
+]
+
+
+@contextmanager
+def opened_admin(
+    url: str,
+    token_file: Path | None,
+    token_hosts: Sequence[str] | None,
+    *,
+    timeout: Duration,
+    trust_cert_path: str,
+    answer_mib_max: int = ANSWER_MIB,
+    requests_per_second: float = 0,
+) -> Iterator[PulsarAdmin]:
+    """Open connections to the server that the options name; without a limit of requests if that is 0."""
+    token = read_token(token_file)
+    server = AdminServer(url, token, timeout.seconds, trust_cert_path, answer_bytes_max=answer_mib_max * 1024 * 1024)
+    check_extra()
+    from ackstate.analysis.admin_client import PulsarAdmin
+
+    with PulsarAdmin(server, token_hosts=token_hosts or [], requests_per_second=requests_per_second) as admin:
+        yield admin
+
+
+_TOKEN_FILE_BYTES_MAX = 64 * 1024
+
+
+def read_token(path: Path | None) -> str:
+    """Return the stripped content of a file; error messages never contain it. Empty without a file."""
+    if path is None:
+        return ""
+    with open_token_file(path) as file:
+        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
+    try:
+        token = content.decode("ascii").strip()
+    except ValueError:
+        token = ""
+    if not token.isprintable() or not token or " " in token or len(content) > _TOKEN_FILE_BYTES_MAX:
+        raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
+    return token
+
+
+def check_extra() -> None:
+    """Raise `AckStateError` unless the packages of the extra ``admin`` are installed that a client needs."""
+    try:
+        import pydantic  # noqa: F401
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+
+
+def snapshot(
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
+    recorded: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of recorded answers.")
+    ] = None,
+    tenant: TenantOption = None,
+    namespace: NamespaceOption = None,
+    topic: TopicOption = None,
+    again: Annotated[
+        Duration | None,
+        duration_option(
+            plain_unit="s", least="1s", most="1h", help="Look again after TIME: 4s under traffic, 65s when quiet."
+        ),
+    ] = None,
+    token_file: TokenFileOption = None,
+    token_host: TokenHostOption = None,
+    tls_trust_cert_path: TrustOption = "",
+    request_timeout: RequestTimeoutOption = Duration(60_000),
+    answer_mib_max: AnswerMibOption = ANSWER_MIB,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Show only the N that redeliver most; totals count all.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Estimate redelivery of each subscription if its broker dies now, and how close each limit is.
+
+    Reads internalStats, stats and settings over the admin interface; changes
+    nothing. These do not show the durable state, so the answer is an interval of acked entries, with the reason for
+    each end. A + marks a lower bound: acked messages of partly acked batches are added to it.
+
+    A second look (--again) narrows the interval if three writes happen in
+    between: about 4s under traffic, at one write per second. On a quiet topic
+    it must be longer than a flush and two writes: 65s. A shorter one narrows
+    nothing.
+
+    Exit status: 0, 1 if a topic, namespace or tenant could not be read, 2 if
+    none could.
+    """
+    if (url is None) == (not recorded):
+        raise typer.BadParameter("give either the URL of a broker or --from")
+    if recorded and (again or tenant or namespace or topic):
+        raise typer.BadParameter("--from is one look at all topics: without --again, --tenant, --namespace, --topic")
+    with ExitStack() as stack:
+        if url is not None:
+            connections = opened_admin(
+                url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
+                answer_mib_max=answer_mib_max,
+            )  # fmt: skip
+            admin = stack.enter_context(connections)
+            from ackstate.analysis.pulsar.sources import LiveBroker
+
+            source: Source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
+        else:
+            check_extra()
+            from ackstate.analysis.pulsar.sources import RecordedAnswers
+
+            source = RecordedAnswers(recorded or [])
+        found, missing = _judged(source, again=again)
+    if json:
+        console.write_json(_json(found, missing, top=top))
+    else:
+        console.show(*_text(found, missing, top=top))
+    if missing:
+        raise typer.Exit(1)
+
+
+def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], list[Unread]]:
+    """Return the judged subscriptions, and what could not be read."""
+    from ackstate.analysis.pulsar.judgement import Looks, by_name, judge, most_redelivered_first
+    from ackstate.analysis.pulsar.sources import Unread
+
+    topics, unlisted = source.listing()
+    pauses_s = [0.0] if again is None else [0.0, again.seconds, _CHECK_S]
+    with console.progress() as progress:
+        settings = _of_all(topics, source.settings, progress, "settings of topics")
+        looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
+    # The last look shows only whether a write was in progress at the look before it.
+    now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
+    found: list[Judgement] = []
+    missing: list[Unread] = []
+    for topic in topics:
+        try:
+            outcomes = [look[topic] for look in others]
+            around = [None if isinstance(each, AckStateError) else each for each in outcomes]
+            found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
+        except AckStateError as error:
+            missing.append(Unread("topic", topic, error))
+    if missing and len(missing) == len(topics):
+        raise missing[0].error
+    return most_redelivered_first(found), sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
+
+
+def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: float) -> _Outcomes[TopicAnswers]:
+    if pause_s:
+        waiting = progress.add_task(f"the next look is in {pause_s:g} s", total=None)
+        time.sleep(pause_s)
+        progress.remove_task(waiting)
+    return _of_all(topics, source.read, progress, "looking at topics")
+
+
+def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
+    from ackstate.analysis.pulsar.sources import request_all
+
+    task = progress.add_task(what, total=len(topics))
+    return request_all(topics, ask, done=lambda: progress.advance(task))
+
+
+def _had(outcome: _Answer | AckStateError) -> _Answer:
+    if isinstance(outcome, AckStateError):
+        raise outcome
+    return outcome
+
+
+def _json(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None = None) -> dict[str, Any]:
+    from ackstate.analysis.pulsar.judgement import totals
+
+    return {
+        "subscriptions": [each.to_json() for each in found[:top]],
+        "subscriptions_not_shown": len(found) - len(found[:top]),
+        "brokers": totals(found),
+        "missing": [each.to_json() for each in missing],
+    }
+
+
+def _text(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None) -> Iterator[Table | str]:
+    if not found and not missing:
+        yield "there are no topics"
+        return
+    shown = found[:top]
+    yield _table(shown, missing)
+    if len(found) > len(shown):
+        yield f"not shown: {counted(len(found) - len(shown), 'cursor')}, none of which redelivers more"
+    explained = [each for each in shown if each.messages[1] or each.comes_back is None][:_REASONS_MAX]
+    for each in shown:
+        yield from _reasons(each, is_explained=each in explained)
+    yield from map(str, missing)
+    yield from _totals(found)
+    for assumed in sorted({each.assumed for each in found if each.assumed}):
+        yield f"settings: {assumed}"
+
+
+def _totals(found: Sequence[Judgement]) -> Iterator[str]:
+    from ackstate.analysis.pulsar.judgement import totals
+
+    for total in totals(found):
+        broker = f"broker {total['owner']}" if total["owner"] else "the broker"
+        entries = _interval(total["low"], total["high"], is_lower_bound=total["is_lower_bound"])
+        cursors = counted(total["subscriptions"], "cursor")
+        partly = total["partly_acked_messages"]
+        more = f", and up to about {partly:,} messages of partly acked batches" if partly else ""
+        yield f"if {broker} dies now: {entries} acked entries of {cursors}{more}"
+
+
+def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
+    from ackstate.pulsar_conf import METADATA_RANGES
+
+    table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
+    for each in found:
+        back = each.comes_back
+        entries = _interval(back.low.entries, back.high.entries, is_lower_bound=each.is_lower_bound) if back else "-"
+        closest = each.limits[0] if each.limits else None
+        # More ranges than the metadata store accepts lose nothing: that limit does not bound holes.
+        holes = next(
+            (
+                f"{use.holes_left:,}"
+                for use in each.limits
+                if use.holes_left is not None and use.setting != METADATA_RANGES
+            ),
+            "-",
+        )
+        limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
+        numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
+        table.add_row(each.topic, each.subscription, *numbers, entries, *limit, holes)
+    for unread in missing:
+        table.add_row(unread.name, *["-"] * 3, "not read", *["-"] * 3)
+    return table
+
+
+def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
+    """Yield the reasons for both ends of an interval if requested, then the remarks."""
+    lines = [*(_explanation(each) if is_explained else ()), *each.remarks]
+    if lines:
+        yield f"{each.topic}, {each.subscription}:"
+    yield from (f"  {line}" for line in lines)
+
+
+def _explanation(each: Judgement) -> Iterator[str]:
+    if each.comes_back is not None:
+        yield f"at least {each.comes_back.low.entries:,}: {each.comes_back.low.why}"
+        yield f"at most {each.comes_back.high.entries:,}: {each.comes_back.high.why}"
+    if each.cut:
+        yield f"cut off by the limit if written now: {each.cut:,}"
+    if each.comes_back is not None:
+        yield f"if the topic is unloaded instead: {each.if_unloaded:,}"
+    for use in each.limits:
+        if use.percent >= _CLOSE_PERCENT:
+            yield f"{use.setting}: {use.used:,} of {use.limit:,} {use.unit}: {use.advice}"
+
+
+def _interval(low: int, high: int, *, is_lower_bound: bool) -> str:
+    """Return an interval as text; with a + if it is a lower bound."""
+    return (f"{low:,}" if low == high else f"{low:,} to {high:,}") + "+" * is_lower_bound
+
+
+def exporter(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A broker, as http://HOST:8080.")],
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65_535, help="The port to listen on; 0 is any free port.")
+    ] = 9_478,
+    host: Annotated[str, typer.Option(metavar="H", help="Address to listen on, for all clients that reach it.")] = (
+        "127.0.0.1"
+    ),
+    every: Annotated[
+        Duration,
+        duration_option(plain_unit="s", least="1s", most="1h", help="Look at the cluster this often."),
+    ] = Duration(30_000),
+    requests_per_second: RequestRateOption = 50,
+    tenant: TenantOption = None,
+    namespace: NamespaceOption = None,
+    topic: TopicOption = None,
+    token_file: TokenFileOption = None,
+    token_host: TokenHostOption = None,
+    tls_trust_cert_path: TrustOption = "",
+    request_timeout: RequestTimeoutOption = Duration(60_000),
+    answer_mib_max: AnswerMibOption = ANSWER_MIB,
+) -> None:
+    """Serve to Prometheus how many messages of each subscription a crash would redeliver, at least and at most.
+
+    Looks at all topics every 30s in the background, and a scrape gets the
+    latest result: it costs the brokers nothing, however many Prometheus servers
+    there are, and each look narrows the bounds of the next. Two requests for
+    each topic and look; at 50 a second, 750 topics take 30s. A look that takes
+    longer than --every is followed by the next at once.
+
+    A broker that does not answer is a metric, ackstate_pulsar_topics_unread.
+    Prints one line when it is ready; exits cleanly on SIGTERM and SIGINT.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+
+    with opened_admin(
+        url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
+        answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
+    ) as admin:  # fmt: skip
+        from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
+        from ackstate.analysis.pulsar.sources import LiveBroker
+
+        def make_source() -> LiveBroker:
+            return LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
+
+        run_exporter(
+            Collector(make_source),
+            ExporterCollector(lambda: admin.request_count),
+            ExporterSettings(host, port, every.seconds),
+            announce=console.show,
+            complain=console.complain,
+        )
+
+
+def record(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A broker, as http://HOST:8080.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(metavar="TRACE", parser=path_argument, help="A new directory, or one that is to be continued."),
+    ],
+    topics: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only matching topics, as 'public/*/orders*'; all partitions.")
+    ] = "",
+    every: Annotated[
+        Duration, duration_option(plain_unit="s", least="1s", most="1h", help="Poll each topic this often.")
+    ] = Duration(1_000),
+    for_: Annotated[
+        Duration | None,
+        duration_option("--for", plain_unit="s", least="1s", help="Stop after TIME; else when interrupted."),
+    ] = None,
+    requests_per_second: RequestRateOption = 100,
+    tenant: TenantOption = None,
+    namespace: NamespaceOption = None,
+    token_file: TokenFileOption = None,
+    token_host: TokenHostOption = None,
+    tls_trust_cert_path: TrustOption = "",
+    request_timeout: RequestTimeoutOption = Duration(10_000),
+    answer_mib_max: AnswerMibOption = ANSWER_MIB,
+) -> None:
+    """Record the acks and persists of a running, unmodified cluster as a trace.
+
+    Polls internalStats, and sometimes stats, of every topic; changes nothing.
+    An event between two polls has an interval instead of a time, so
+    ackstate redelivery TRACE shows redelivery as LOW to HIGH.
+
+    TRACE gets a file each hour. Ctrl-C, SIGTERM and --for finish the last one.
+    After a SIGKILL, start it again with the same TRACE: it continues, and loses
+    at most the poll that was being written.
+
+    A topic or broker that does not answer is polled again, at first after 1s,
+    later after up to 30s. Its next poll covers the time between. A namespace or
+    tenant that cannot be listed is tried again each minute.
+
+    Exit status: 0, 1 if no poll succeeded, or a namespace or tenant could not be
+    listed in the end, 2 if the recording could not start or be written.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise AckStateError(f"{error.name} is missing: install ackstate[admin,spark]") from error
+
+    with opened_admin(
+        url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
+        answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
+    ) as admin:  # fmt: skip
+        from ackstate.analysis.pulsar.recorder import ClusterRecorder
+        from ackstate.analysis.pulsar.sources import LiveBroker
+        from ackstate.analysis.pulsar.trace_directory import TraceDirectory
+
+        source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
+        with TraceDirectory(trace) as directory, console.progress() as display:
+            _print_resumed(trace, directory.resumed)
+            recorder = ClusterRecorder(source, directory, every_s=every.seconds, glob=topics)
+            task = display.add_task("listing topics", total=None)
+            said: set[str] = set()
+
+            def show(state: Recorded) -> None:
+                for reason in state.unlisted:
+                    if reason not in said:
+                        console.complain(reason)
+                        said.add(reason)
+                display.update(task, description=_line(state))
+
+            with until_stopped():
+                recorder.run(None if for_ is None else for_.seconds, show)
+            found = recorder.progress()
+            display.update(task, description="finishing the hour")
+            directory.close()
+        _print_end(trace, found)
+    if found.unlisted or not found.polls:
+        raise typer.Exit(1)
+
+
+def _print_resumed(trace: Path, resumed: Resumed) -> None:
+    if resumed.lost_bytes:
+        console.complain(
+            f"{trace}: the last poll was torn when the process was killed: {resumed.lost_bytes} bytes lost"
+        )
+    if resumed.recorded:
+        count = resumed.recovered_events
+        more = f", with {count:,} events of an unfinished hour" if count else ""
+        names = sum(subscription != "" for _, subscription in resumed.recorded)
+        console.show(f"continuing {trace}: {counted(names, 'subscription')}{more}")
+
+
+def _print_end(trace: Path, found: Recorded) -> None:
+    subjects = f"{counted(found.topics, 'topic')}, {counted(found.cursors, 'cursor')}"
+    unread = f", {counted(found.unread, 'topic')} not read: {found.last_failure}" if found.unread else ""
+    polls = counted(found.polls, "poll")
+    console.show(f"{trace}: {found.events:,} events in {polls} of {subjects}{unread}", *found.unlisted)
+
+
+def _line(state: Recorded) -> str:
+    unread = f", {state.unread:,} not read" if state.unread else ""
+    unread += f", {len(state.unlisted):,} not listed" if state.unlisted else ""
+    return (
+        f"{counted(state.topics, 'topic')}, {counted(state.cursors, 'cursor')}{unread}, "
+        f"{state.polls:,} polls, {state.events:,} events"
+    )

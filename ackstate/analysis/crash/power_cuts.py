@@ -1,0 +1,191 @@
+"""L4: the power is cut under a live subject, on a real file system; only the kernel decides which writes survive.
+
+Each run has its own disk, with mount options drawn from the seed, and several processes on it. Recoveries are cut, too:
+some while they run, some after they have reported.
+
+Another loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a missing
+sync of a directory costs nothing there. For a subject in Python, if this process was started with the fault shim
+(`ackstate.analysis.crash.shim`), every name in an unsynced directory is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from ackstate.analysis.crash.layer import LayerSkippedError, ProcessLayer, RunSize, scratch_directory
+from ackstate.analysis.crash.loop_disk import LoopDisk, items_of, with_private_mounts, work_apart
+from ackstate.analysis.crash.process import PATIENCE_S, subject_launch
+from ackstate.analysis.crash.runs import CrashTiming
+from ackstate.analysis.crash.serve import is_class_name
+from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
+from ackstate.stores.sqlite_database import sync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from random import Random
+
+    from ackstate.analysis.crash.conversation import Answer
+    from ackstate.analysis.crash.oracle import RunOutcome
+    from ackstate.analysis.crash.process import Launch, SubjectProcess
+    from ackstate.analysis.crash.runs import Crash
+
+MOUNT_OPTIONS = (
+    "",
+    # Replacing a file by a rename does not write the new bytes, and bytes are not written before the name that refers
+    # to them. A program that renames and syncs nothing is caught three times as often as with the defaults.
+    "noauto_da_alloc,data=writeback",
+    # Bytes get their place when they are written, and not when they go to the disk: a file has its size at once, with
+    # other bytes.
+    "nodelalloc,data=writeback",
+    # Tried, and no better than the defaults: commit=60, because no process lives that long, and nobarrier, because the
+    # loop device has no cache to lose. data=journal hides most.
+)
+_SIZE = RunSize(lives=6, operations=100)
+_ANOTHER_SYNCS_SHARE = 0.3
+_EARLY_S = 0.02
+_READ_S = 1.0
+
+
+def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcome]:
+    """Run the layer on a subject by its name; see `subject_launch`.
+
+    For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
+    """
+    launch = subject_launch(subject)
+    if loaded() is None and is_class_name(subject):
+        with scratch_directory("power-shim") as directory:
+            try:
+                library = compiled(directory)
+            except LayerSkippedError:
+                pass
+            else:
+                yield from _cuts_with_shim(library, first_seed, subject)
+                return
+    yield from power_cuts_of(launch)(first_seed)
+
+
+def power_cuts_of(
+    launch: Launch,
+    *,
+    mount_options: Sequence[str] = MOUNT_OPTIONS,
+    size: RunSize = _SIZE,
+    patience_s: float = PATIENCE_S,
+) -> Callable[[int], Iterator[RunOutcome]]:
+    """Return the layer; each run has one of the options of ext4, by seed."""
+    layer = _layer(launch, mount_options=mount_options, size=size, patience_s=patience_s)
+    return lambda first_seed: with_private_mounts(partial(_runs, layer, first_seed))
+
+
+def _layer(
+    launch: Launch,
+    *,
+    mount_options: Sequence[str] = MOUNT_OPTIONS,
+    size: RunSize = _SIZE,
+    patience_s: float = PATIENCE_S,
+) -> ProcessLayer:
+    @contextmanager
+    def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
+        with LoopDisk(chance.choice(mount_options)) as disk:
+            directory = disk.directory / "subject"
+            directory.mkdir()
+            # The existence of its directory is not the responsibility of the subject.
+            sync_path(disk.directory)
+            yield directory, PowerCut(disk, chance)
+
+    timing = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
+    return ProcessLayer(
+        name="power cuts", launches=[launch], stage=stage, size=size, timing=timing, shrink_seconds=15.0
+    )
+
+
+def _runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
+    """Yield the runs; names created by the children forked meanwhile are recorded."""
+    if shim := loaded():
+        disks = Path(tempfile.gettempdir()).resolve()
+        os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
+    with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
+        disk.cut_power()
+        disk.power_on()
+    yield from layer(first_seed)
+
+
+def _cuts_with_shim(library: Path, first_seed: int, subject: str) -> Iterator[RunOutcome]:
+    here, there = Pipe()
+    os.set_inheritable(there.fileno(), True)
+    arguments = [str(os.getpid()), str(there.fileno()), str(first_seed), subject]
+    # Without -P, a directory in the current one could shadow our packages. Its output must not mix with ours.
+    command = [sys.executable, "-P", "-m", "ackstate.analysis.crash.power_cuts", *arguments]
+    quiet = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+    worker_pid = os.posix_spawn(sys.executable, command, environment(library), file_actions=quiet)
+    there.close()
+    yield from items_of(here, worker_pid)
+
+
+@final
+class PowerCut:
+    """The crash of the machine under a process, and the next boot.
+
+    At random, the process is stopped when the power is cut: then the cut comes right after its last output, and never
+    inside a system call. Or it runs: then the cut may come there. And at random, another program on the disk has synced
+    its own file just before: ext4 then writes every changed name, including those of the subject, but not their bytes.
+    """
+
+    def __init__(self, disk: LoopDisk, chance: Random) -> None:
+        self._disk = disk
+        self._chance = chance
+        self._stands_still = self._another_syncs = False
+
+    def prepare(self) -> None:
+        """See `Crash`; this one comes when it is called."""
+
+    def __call__(self, process: SubjectProcess) -> list[Answer]:
+        """See `Crash`. Only output read before the cut counts.
+
+        A subject writes a line after the sync that it reports has returned; the line is read after it was written, and
+        the power is cut after it was read. So the disk owes everything that was read, whether the process was stopped
+        or not. Output between the last read and the cut is also owed, but is indistinguishable from output on a dead
+        disk: it is not counted, which is never unfair. A stopped process has no such output.
+        """
+        self._stands_still = self._chance.random() < 0.5
+        self._another_syncs = self._chance.random() < _ANOTHER_SYNCS_SHARE
+        said: list[Answer] = []
+        try:
+            if self._stands_still:
+                process.stop()
+            # A running process may report for ever that no ack is durable.
+            until = time.monotonic() + _READ_S
+            while (answers := process.events(0)) and time.monotonic() < until:
+                said += answers
+        finally:
+            self._cut(process)
+        return said
+
+    def __str__(self) -> str:
+        how = "while it is stopped" if self._stands_still else "while it runs"
+        before = "another program syncs a file of its own; then " if self._another_syncs else ""
+        return f"{before}the power is cut {how}; mounted with {self._disk.options or 'default options'}"
+
+    def _cut(self, process: SubjectProcess) -> None:
+        if self._another_syncs:
+            (self._disk.directory / "another").write_bytes(b"another")
+            sync_path(self._disk.directory / "another")
+        self._disk.cut_power()
+        # Most processes fail on a dead disk and report it: too late to count.
+        process.last_words()
+        self._disk.power_on()
+        if shim := loaded():
+            shim.take_names_back()
+
+
+if __name__ == "__main__":
+    _layer_of_subject = _layer(subject_launch(sys.argv[4]))
+    work_apart(partial(_runs, _layer_of_subject, int(sys.argv[3])), Connection(int(sys.argv[2])), int(sys.argv[1]))

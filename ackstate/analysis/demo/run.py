@@ -1,0 +1,381 @@
+"""Runs the demo end to end: kill a live broker, recover it, predict redelivery with Spark, and compare.
+
+A recovery compares sets, without counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from ackstate.analysis.crash import dying
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC
+from ackstate.analysis.demo.directory import DemoDirectory
+from ackstate.analysis.estimate.estimates import estimates
+from ackstate.analysis.replay.policy import AS_RECORDED
+from ackstate.analysis.spark.source import SparkSource
+from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.recorder import Recorder, read_recording
+from ackstate.cursor.cursor import ManagedCursor
+from ackstate.cursor.journal import ROOT
+from ackstate.errors import AckStateError
+from ackstate.topic.log import MessageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from ackstate.analysis.demo.broker import DemoSettings
+
+    Progress = Callable[[str, float], None]
+    """Called with the name of the current step and the completed share."""
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.trace.recorder import Frame
+    from ackstate.cursor.results import RecoveryReport
+    from ackstate.ledger_map import LedgerMap
+    from ackstate.stores.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOutcome:
+    """One subscription after the kill: Spark's prediction and the observation of the recovery."""
+
+    name: str
+    acked: int  # Acks accepted before the kill
+    durable: int  # Accepted acks that the recovered cursor has
+    # Redelivery that Spark computed for the instant of the kill. A kill inside a persist has two right answers; then it
+    # is the one that came true.
+    predicted_at_kill: int
+    observed: int  # Accepted acks that the recovered cursor lacks, by set difference
+    lost: int  # Durable acks that it lacks
+    invented: int  # Entries that are acked in the recovered cursor, but were never acked
+    expected: float | None  # Mean over time of redelivery if crashed; like the next two, None if no time passed
+    p50: int | None  # Median over time
+    p99: int | None  # Not exceeded during 99 % of the time
+    max: int  # The maximum at any instant
+    kill_inside_persist: bool  # Whether a persist had begun and not ended
+    predicted_if_not_written: int  # Prediction if that persist was not written; the only one without such a persist
+    predicted_if_written: int  # Prediction if it was written
+
+    @property
+    def prediction(self) -> str:
+        """The prediction at the kill in words: both answers if the kill fell inside a persist."""
+        if not self.kill_inside_persist:
+            return str(self.predicted_at_kill)
+        return f"{self.predicted_if_not_written} or, if written, {self.predicted_if_written}"
+
+    @property
+    def holds(self) -> bool:
+        """Whether prediction equals observation and no ack was lost or invented."""
+        return self.predicted_at_kill == self.observed and self.lost == self.invented == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """One kill and its outcome."""
+
+    seed: int  # Seed of the workload and of the moment
+    kill: Kill  # The broker's death
+    subscriptions: list[SubscriptionOutcome]  # The outcome of each subscription
+    recoveries: list[dict[str, Any]]  # The report of the second process for each subscription
+    curve: list[tuple[str, int, int, int]]  # Points (subscription, ts_ms, redelivery, redelivery_max) for the plot
+    settings: DemoSettings  # The settings of the broker
+
+    @property
+    def holds(self) -> bool:
+        """Whether every subscription's prediction came true and no ack was lost or invented."""
+        return all(outcome.holds for outcome in self.subscriptions)
+
+
+def run(
+    spark: SparkSession, out: Path, settings: DemoSettings, *, lives_ms: tuple[int, int], progress: Progress
+) -> DemoRun:
+    """Run the demo once, in `out`: the broker's directory and the Parquet trace stay there."""
+    results = DemoDirectory(out)
+    directory = results.broker
+    directory.clear()
+    progress("broker runs, then SIGKILL", 0.0)
+    kill = run_and_kill(
+        directory, settings, lives_ms=lives_ms, waiting=lambda share: progress("broker runs, then SIGKILL", share)
+    )
+    progress("a second process recovers", 0.0)
+    recoveries = recover_elsewhere(directory)
+    progress("recording to Parquet", 0.0)
+    write_trace(read_recording(directory.recording), results.trace)
+    progress("Spark computes every instant", 0.0)
+    return _compare(spark, results.trace, kill=kill, recoveries=recoveries, settings=settings)
+
+
+def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
+    """Return the content of `summary.json`: the last run, and the number of equal predictions and observations."""
+    last = runs[-1]
+    return {
+        "subscriptions": [asdict(outcome) for outcome in last.subscriptions],
+        "seed": last.seed,
+        "kill_ts_ms": last.kill.kill_ts_ms,
+        "kill_inside_persist": any(outcome.kill_inside_persist for outcome in last.subscriptions),
+        "repeat": {
+            "runs": len(runs),
+            "equal": sum(run.holds for run in runs),
+            "lost": sum(outcome.lost for run in runs for outcome in run.subscriptions),
+            "invented": sum(outcome.invented for run in runs for outcome in run.subscriptions),
+            "killed_inside_persist": sum(
+                any(outcome.kill_inside_persist for outcome in run.subscriptions) for run in runs
+            ),
+            "seeds": [run.seed for run in runs],
+        },
+        "settings": asdict(last.settings),
+    }
+
+
+def _compare(
+    spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: DemoSettings
+) -> DemoRun:
+    rows = estimates(SparkSource.of(spark, trace), [AS_RECORDED], is_plotted=True).collect()
+    found = {row["subscription"]: row for row in rows if row["scope"] == "subscription"}
+    outcomes = [_outcome(recovered, found[recovered["subscription"]]) for recovered in recoveries]
+    curve = sorted(
+        (name, ts_ms, number, number)
+        for name, row in found.items()
+        for ts_ms, number in zip(row["curve_ms"] or (), row["curve"] or (), strict=False)
+    )
+    return DemoRun(settings.seed, kill, outcomes, recoveries, curve, settings)
+
+
+def _outcome(recovered: dict[str, Any], found: dict[str, Any]) -> SubscriptionOutcome:
+    observed = recovered["observed"]
+    # The kill is the last crash.
+    not_written, written, is_persisting = found["crashes"][-3:]
+    return SubscriptionOutcome(
+        name=recovered["subscription"],
+        acked=recovered["acked"],
+        durable=recovered["durable"],
+        predicted_at_kill=written if observed == written else not_written,
+        observed=observed,
+        lost=recovered["lost"],
+        invented=recovered["invented"],
+        expected=None if found["expected"] is None else round(found["expected"], 3),
+        p50=found["p50"],
+        p99=found["p99"],
+        max=found["max"],
+        kill_inside_persist=bool(is_persisting),
+        predicted_if_not_written=not_written,
+        predicted_if_written=written,
+    )
+
+
+READY = "ready"
+_POLL_S = 0.05
+# Limit for a child to be ready, and to end after wrong output; a busy machine needs seconds.
+_PATIENCE_S = 60.0
+
+
+class ChildFailedError(AckStateError):
+    """A child process ended by itself; the message is its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A broker's death."""
+
+    kill_ts_ms: int  # Time by which it was dead: when it was reaped, or its last event if that is later
+    lived_ms: int  # Time from its first step to the signal
+
+
+def run_and_kill(
+    directory: BrokerDirectory,
+    settings: DemoSettings,
+    *,
+    lives_ms: tuple[int, int],
+    waiting: Callable[[float], None] = lambda _share: None,
+) -> Kill:
+    """Start a broker, kill it with SIGKILL at a moment drawn from its seed, and add the crash to its recording."""
+    moment_ms = random.Random(f"kill {settings.seed}").randint(*lives_ms)  # noqa: S311 - a moment, not a secret
+    # If its parent dies first, and the kernel does not kill it, it ends by itself soon after.
+    options = ["--seconds", str(lives_ms[1] / 1_000 + 30)]
+    options += [f"--{field.name.replace('_', '-')}={getattr(settings, field.name)}" for field in fields(settings)]
+    with _start("broker", *options, "--", str(directory.path)) as child:
+        try:
+            if _first_line(child) != READY:
+                raise _failed(child, "broker")
+            begun = time.monotonic()
+            while (lived_ms := (time.monotonic() - begun) * 1_000) < moment_ms:
+                waiting(lived_ms / moment_ms)
+                if child.poll() is not None:
+                    raise _failed(child, "broker")
+                time.sleep(min(_POLL_S, (moment_ms - lived_ms) / 1_000))
+        finally:
+            child.kill()
+            child.wait()
+    waiting(1.0)
+    return Kill(_note_crash(directory), int(lived_ms))
+
+
+def recover_elsewhere(directory: BrokerDirectory) -> list[dict[str, Any]]:
+    """Recover every cursor in a second process; return its reports, as `RecoveredCursor.to_json`."""
+    with _start("recover", "--json", "--", str(directory.path)) as child:
+        try:
+            told, complaint = child.communicate()
+        finally:
+            child.kill()
+    # Status 1 also has a report, of lost or invented acks.
+    if child.returncode not in {0, 1} or not told:
+        raise ChildFailedError(f"the recovery failed: {_last_line(complaint) or child.returncode}")
+    report: list[dict[str, Any]] = json.loads(told)["subscriptions"]
+    return report
+
+
+def _start(command: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - our own command
+        # Without -P, a directory in the current one could shadow our packages.
+        dying.command_of([sys.executable, "-P", "-m", "ackstate.analysis.cli", command, *arguments]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"},
+    )
+
+
+def _first_line(child: subprocess.Popen[str]) -> str:
+    """Return the first line of a child's output, empty if it ends without one."""
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        if not selector.select(_PATIENCE_S):
+            raise ChildFailedError(f"process {child.pid} printed nothing for {_PATIENCE_S:.0f} s, and was killed")
+    return child.stdout.readline().strip()
+
+
+def _failed(child: subprocess.Popen[str], what: str) -> ChildFailedError:
+    try:
+        _, complaint = child.communicate(timeout=_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return ChildFailedError(f"the {what} did not report {READY}, and was killed")
+    return ChildFailedError(f"the {what} ended by itself: {_last_line(complaint) or child.returncode}")
+
+
+def _last_line(complaint: str) -> str:
+    """Return the last line of a command on standard error, without its name."""
+    return next(iter(complaint.strip().splitlines()[-1:]), "").removeprefix("ackstate: ")
+
+
+def _note_crash(directory: BrokerDirectory) -> int:
+    """Write the crash of every subscription into the recording and return its time."""
+    # Read the clock first: reading the recording takes a while, during which no broker lived.
+    now_ms = time.time_ns() // 1_000_000
+    recorded = histories(read_recording(directory.recording))
+    ts_ms = max([now_ms, *(history.last_ts_ms for history in recorded.values())])
+    with Recorder(directory.recording) as recorder:
+        for subscription in SUBSCRIPTIONS:
+            recorder.record(TOPIC, subscription, [Event(ts_ms, EventKind.CRASH)])
+    return ts_ms
+
+
+# After these events a subscription was recovered, or its crash is already recorded.
+_ENDINGS = frozenset({EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER})
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredCursor:
+    """One recovered cursor, compared with its recording."""
+
+    topic: str
+    subscription: str
+    report: RecoveryReport  # The recovery report
+    mark_delete: str
+    ranges: str  # Its individually deleted ranges, as Pulsar writes them
+    acked: int  # Acks that had been accepted
+    durable: int  # Entries that are acked in the recovered cursor
+    observed: int  # Accepted acks that it lacks: these messages are redelivered
+    lost: int  # Acks that it lacks although their persist had completed. Must be 0
+    invented: int  # Entries that are acked in it, but were never acked. Must be 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        plain = asdict(self)
+        plain["report"] |= {
+            "source": self.report.source.value,
+            "mark_delete": str(self.report.mark_delete),
+            "repair": self.report.repair.value,
+        }
+        return plain
+
+
+def recover(
+    store: Store, frames: Iterable[Frame], *, recorder: Recorder | None = None, now_ms: int
+) -> list[RecoveredCursor]:
+    """Recover every cursor of a store and compare each with its recording."""
+    recorded = histories(frames)
+    if recorder is not None:
+        _note_unseen_crash(recorder, recorded)
+    results = []
+    for topic, subscription in _cursors(store):
+        ledgers = MessageLog.open(store, topic=topic).ledgers
+        cursor = ManagedCursor.open(store, topic=topic, subscription=subscription, ledgers=ledgers, now_ms=now_ms)
+        history = recorded.get((topic, subscription), SubscriptionHistory())
+        durable = _acked(cursor, ledgers)
+        again = history.accepted - durable
+        results.append(
+            RecoveredCursor(
+                topic,
+                subscription,
+                cursor.recovery_report,
+                mark_delete=str(cursor.mark_delete_position),
+                ranges=str(cursor.deleted),
+                acked=len(history.accepted),
+                durable=len(durable),
+                observed=len(again),
+                lost=len(history.promised - durable),
+                invented=len(durable - history.accepted),
+            )
+        )
+        if recorder is not None:
+            ts_ms = max(now_ms, history.last_ts_ms)
+            events = [Event(ts_ms, EventKind.RECOVER)]
+            events += [Event(ts_ms, EventKind.REDELIVER, ledger, first, end - 1) for ledger, first, end in again.runs()]
+            recorder.record(topic, subscription, events)
+        cursor.close(now_ms=now_ms)
+    return results
+
+
+def _note_unseen_crash(recorder: Recorder, recorded: Mapping[tuple[str, str], SubscriptionHistory]) -> None:
+    """Record the crash of a broker if it was not recorded: the recording ends with acks that no persist covers."""
+    open_ended = {key: history for key, history in recorded.items() if history.last_kind not in _ENDINGS}
+    if any(len(history.accepted - history.promised) for history in open_ended.values()):
+        for (topic, subscription), history in open_ended.items():
+            recorder.record(topic, subscription, [Event(history.last_ts_ms, EventKind.CRASH)])
+
+
+def _cursors(store: Store) -> Iterator[tuple[str, str]]:
+    for topic in store.metadata.children(ROOT):
+        for subscription in store.metadata.children(f"{ROOT}/{topic}"):
+            yield unquote(topic), unquote(subscription)
+
+
+def _acked(cursor: ManagedCursor, ledgers: LedgerMap) -> EntrySet:
+    """Return every entry of the log that the cursor will not deliver again."""
+    acked = EntrySet()
+    mark_delete = cursor.mark_delete_position
+    for ledger_id, count in ledgers.counts().items():
+        if ledger_id < mark_delete.ledger_id:
+            acked.add_run(ledger_id, 0, count)
+        elif ledger_id == mark_delete.ledger_id:
+            acked.add_run(ledger_id, 0, mark_delete.entry_id + 1)
+    for ledger_id, first, end in cursor.deleted.runs():
+        acked.add_run(ledger_id, first, end)
+    return acked

@@ -1,0 +1,151 @@
+"""Reads the settings of a broker that affect redelivery after a crash."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ackstate import pulsar_conf
+from ackstate.analysis.pulsar.internal_stats import SnapshotError
+from ackstate.cursor.config import cursor_settings
+from ackstate.pulsar_conf import flag, number, whole_number
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
+CONSUMER_UNACKED = "maxUnackedMessagesPerConsumer"
+SUBSCRIPTION_UNACKED = "maxUnackedMessagesPerSubscription"
+MESSAGE_BYTES = "maxMessageSize"
+UNPERSISTED_BYTES = "maxUnPersistAckRecordsBytes"
+
+_FRAME_PADDING_BYTES = 10 * 1024  # of BookKeeper's frames besides the largest message
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_LATEST = "4.2.4"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The settings in effect for one topic. The defaults are those of Pulsar 4.2."""
+
+    version: str = _LATEST  # Version of the broker
+    form: RangeForm = RangeForm.WORDS  # The form of acked entries in a cursor-ledger entry
+    range_count_max: int = 10_000  # ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`
+    metadata_range_count_max: int = 1_000  # The same limit in the metadata store
+    mark_delete_rate: float = 1.0  # Cursor writes a second; 0 is no limit, and each ack is written
+    flush_seconds: int = 60  # The longest wait of a refused write
+    record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES  # The largest entry that BookKeeper accepts
+    consumer_unacked_max: int = 50_000  # Unacked messages of a consumer; 0 is no limit
+    subscription_unacked_max: int = 200_000  # Unacked messages of a subscription; 0 is no limit
+    unpersisted_bytes_max: int | None = None  # ``maxUnPersistAckRecordsBytes``; None for a broker without this setting
+    is_paused_by_ranges: bool = False  # Whether dispatch pauses above `range_count_max` ranges
+    has_zookeeper: bool = False  # Whether the metadata store is ZooKeeper, which limits a record; False if unknown
+    # The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
+    assumed: str = ""
+
+    @property
+    def rule(self) -> LimitRule:
+        """The unit of the limit on ranges in this version."""
+        major, _ = _numbers(self.version)
+        if major < 5:
+            return LimitRule.PULSAR_4_2
+        return LimitRule.PULSAR_5_0_M1 if "5.0.0-M1" in self.version else LimitRule.PULSAR_5_0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits on a record in the cursor ledger."""
+        return Limits(range_count_max=self.range_count_max, rule=self.rule)
+
+    @property
+    def ranges_kept_max(self) -> int:
+        """The most ranges in a record of the list form."""
+        return self.range_count_max + (self.rule is LimitRule.PULSAR_4_2)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """The time without an ack after which all acks have been written, if writes succeed.
+
+        A refused write is dirty and is sent with a flush, which the limiter may refuse once more: it may owe two
+        periods.
+        """
+        return self.flush_seconds + 2 / self.mark_delete_rate if self.mark_delete_rate > 0 else 1.0
+
+
+def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
+    """Return the settings of a broker."""
+    defaults = _defaults(version, assumed=assumed)
+    try:
+        return replace(defaults, **_given(configuration)) if configuration is not None else defaults
+    except (ValueError, TypeError) as error:
+        raise SnapshotError(f"configuration of the broker: {error}") from None
+
+
+def with_policies(
+    settings: BrokerSettings,
+    *,
+    consumer_unacked_max: Any = None,
+    subscription_unacked_max: Any = None,
+    persistence: Any = None,
+) -> BrokerSettings:
+    """Return settings with the overrides of a namespace or a topic; None overrides nothing."""
+    rate = persistence.get("managedLedgerMaxMarkDeleteRate") if isinstance(persistence, dict) else None
+    found: dict[str, Any] = {
+        "consumer_unacked_max": consumer_unacked_max,
+        "subscription_unacked_max": subscription_unacked_max,
+        "mark_delete_rate": rate,
+    }
+    for name, value in found.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise SnapshotError(f"policies: {name.replace('_', ' ')} must be a number, got {value!r}")
+    return replace(settings, **{name: value for name, value in found.items() if value is not None and value >= 0})
+
+
+def _defaults(version: str, *, assumed: str) -> BrokerSettings:
+    known = BrokerSettings(version=version or _LATEST, assumed=assumed)
+    if _numbers(known.version) >= (5, 0):
+        return replace(known, range_count_max=200_000, metadata_range_count_max=200_000)
+    if _numbers(known.version) < (4, 1):
+        return replace(known, form=RangeForm.LIST)
+    return known
+
+
+def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
+    ours = cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
+    message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
+    found: dict[str, Any] = {
+        "form": ours.get("range_form"),
+        "range_count_max": ours.get("range_count_max"),
+        "metadata_range_count_max": ours.get("metadata_range_count_max"),
+        "mark_delete_rate": number(configuration, pulsar_conf.MARK_DELETE_RATE),
+        "flush_seconds": whole_number(configuration, pulsar_conf.FLUSH_SECONDS, least=1),
+        "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
+        "consumer_unacked_max": whole_number(configuration, CONSUMER_UNACKED, least=0),
+        "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),
+        "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
+        "is_paused_by_ranges": flag(configuration, PAUSE),
+        "has_zookeeper": _has_zookeeper(configuration),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _has_zookeeper(configuration: Mapping[str, str]) -> bool:
+    """Whether the metadata store is named as ``zk:...`` or, in the old form, by hosts and ports alone."""
+    places = (configuration.get(key, "").strip() for key in ("metadataStoreUrl", "zookeeperServers"))
+    place = next((each for each in places if each not in {"", "null"}), "")
+    name, _, rest = place.partition(":")
+    return name == "zk" or (bool(rest) and rest.partition("/")[0].partition(",")[0].isdigit())
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = _VERSION.match(version)
+    if found is None:
+        raise SnapshotError(f"the version of Pulsar must look like {_LATEST}, got {version[:40]!r}")
+    return int(found[1]), int(found[2])
+
+
+# Other keys are read here, or are irrelevant.
+_CURSOR_KEYS = (
+    pulsar_conf.RANGES, pulsar_conf.METADATA_RANGES, pulsar_conf.METADATA_RANGES_ALIAS, pulsar_conf.AS_WORDS,
+)  # fmt: skip

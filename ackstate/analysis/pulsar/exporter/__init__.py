@@ -1,1 +1,0 @@
-"""Exports bounds on the redelivery of live subscriptions to Prometheus."""

@@ -1,1 +1,0 @@
-"""Live subscriptions of Pulsar: their redelivery if the broker died now, and how close each limit is."""
