@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.cli.output import ReportFiles
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
+    from ackstate.analysis.estimate.engine import Engine as Runs
     from ackstate.analysis.estimate.results import SweepResult
-    from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.days import Day
+    from ackstate.analysis.trace.parquet import Day
 
 
 # Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
@@ -97,14 +97,14 @@ def estimated(
         PolicyError: None of the policies, or not the current one, can be replayed.
         AckStateError: As `ReportFiles.read_inputs`.
     """
+    from ackstate.analysis.estimate.engine import trace_of
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
-    from ackstate.analysis.estimate.trace_source import trace_of
-    from ackstate.analysis.replay.persistable import persistable
+    from ackstate.analysis.replay.grid import persistable
     from ackstate.analysis.replay.policy import PolicyError
     from ackstate.analysis.spark.session import readable_failures
-    from ackstate.analysis.trace.days import check_days, span_of
     from ackstate.analysis.trace.events import TraceError
+    from ackstate.analysis.trace.parquet import check_days, span_of
 
     days = check_days(trace) if days is None else days
     covered = span_of(days)
@@ -166,7 +166,7 @@ def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[R
         progress: The display.
         size_bytes: Bytes of the trace times the number of policies.
     """
-    from ackstate.analysis.estimate.trace_source import LocalEngine
+    from ackstate.analysis.estimate.engine import LocalEngine
 
     if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.

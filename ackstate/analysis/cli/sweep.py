@@ -92,7 +92,7 @@ def sweep(
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.days import check_days
+    from ackstate.analysis.trace.parquet import check_days
 
     # Mistakes in options and files are reported before the trace is read.
     is_named = current_policy not in ("", _RECORDED)

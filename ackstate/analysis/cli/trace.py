@@ -44,7 +44,7 @@ class ConvertByDefault(CommandGroup):
 
 
 def _bad_rows_max(text: str) -> Any:
-    from ackstate.analysis.trace.bad_rows import BadRowsMax
+    from ackstate.analysis.trace.check import BadRowsMax
 
     try:
         return BadRowsMax.parse(str(text))

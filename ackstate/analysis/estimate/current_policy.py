@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
-from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
-from ackstate.analysis.trace.days import days_of
+from ackstate.analysis.trace.chunks import events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind, TraceError
-from ackstate.analysis.trace.parquet import trace_files
+from ackstate.analysis.trace.parquet import days_of, trace_files
 from ackstate.cursor.config import cursor_settings
 from ackstate.pulsar_conf import decode_properties
 

@@ -17,19 +17,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.chunks import sorted_chunks, takes_compact
+from ackstate.analysis.estimate.engine import LocalRows, joined
 from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
-from ackstate.analysis.estimate.rows import LocalRows, joined
-from ackstate.analysis.estimate.slices import Slices
-from ackstate.analysis.estimate.sorted_chunks import sorted_chunks, takes_compact
+from ackstate.analysis.estimate.slices import SLICES_MAX, Slices, ThinnedCurve
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
 from ackstate.analysis.replay.policy import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.estimate.rows import Rows
-    from ackstate.analysis.estimate.trace_source import TraceSource
+    from ackstate.analysis.estimate.engine import Rows, TraceSource
     from ackstate.analysis.replay.policy import Policy
 
 CHUNKS_PER_SLICE = 64

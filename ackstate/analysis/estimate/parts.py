@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
-from ackstate.analysis.replay.curve_sum import CAUSES, SERIES, Histogram, quantile, weight_of
-from ackstate.analysis.replay.curves import Costs
+from ackstate.analysis.replay.curves import CAUSES, SERIES, Costs, Histogram, quantile, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
-from ackstate.analysis.estimate.setting_words import change_text, policy_text
+from ackstate.analysis.estimate.settings import change_text, policy_text, runs_on_pulsar
 from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
 from ackstate.cursor.formats import Format
 

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.chunks import by_subscription
 from ackstate.analysis.estimate.parts import SCOPES, Part, batches_of, narrow_sums
-from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, SliceChange, Slices, SliceWriter, namespace_of
-from ackstate.analysis.estimate.sorted_chunks import by_subscription
-from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
-from ackstate.analysis.replay.curves import RecordedCurve
+from ackstate.analysis.estimate.slices import (
+    CRASHES,
+    CURVE,
+    OWN_SLICES_MAX,
+    RESULT,
+    SliceChange,
+    Slices,
+    SliceWriter,
+    ThinnedCurve,
+    namespace_of,
+)
+from ackstate.analysis.replay.curves import SERIES, Histogram, Points, RecordedCurve, series_of
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.curves import Piece
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
     from ackstate.delivery_ruler import DeliveryRuler
     from ackstate.errors import AckStateError
@@ -309,7 +309,7 @@ _NAME = "replayed"
 
 @final
 class CursorReplay:
-    """See `ackstate.analysis.replay.replay.Replay`.
+    """Replays a subscription under a policy of the cursor.
 
     Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
     step for each millisecond with deliveries after a flush interval, until there is something to persist.
@@ -344,6 +344,7 @@ class CursorReplay:
         self._left_out = False
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
+        """Replay events that are not after `until_ms`, which never falls, and return the persists before it."""
         return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
 
     def take_events(self, events: EventChunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
@@ -399,6 +400,10 @@ class CursorReplay:
         self._note_left_out(result, now_ms - 1)
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
+        """Reset the cursor to `mark_delete`, inclusive, and all entries acked then; persist that as far as possible.
+
+        All ticks before `now_ms` must be done. The row is the state right after it, before the events of its ms.
+        """
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
@@ -415,6 +420,7 @@ class CursorReplay:
         return Epochs.of([self.row(now_ms, result)])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
+        """Reopen the cursor after a crash, and return its acks by ledger, which the caller owns."""
         self._open(now_ms)
         return acks_of(self._cursor)
 

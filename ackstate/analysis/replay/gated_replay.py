@@ -25,27 +25,109 @@ from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, NewlyAckedRuns
 from ackstate.analysis.replay.cursor_replay import CursorReplay
-from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_case
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.deleted_ranges import MINUS_ONE_BYTES, isolated_range_bytes, range_fixed_bytes
-from ackstate.dispatch.admission import Admission
+from ackstate.deleted_ranges import MINUS_ONE_BYTES, firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
+from ackstate.dispatch.admission import Admission, Sent
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
     from ackstate.cursor.cursor import ManagedCursor
 
 
+CONSUMER = "replayed"
+"""The consumer of all messages."""
+
+
+@final
+class InFlightSet:
+    """See `ackstate.dispatch.admission.Reservations`: single messages of one consumer, all fully reserved.
+
+    Memory: a bitmap of the messages.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, BitMap] = {}
+        # Invariant: the most that the acks of all entries can add, and the number of entries.
+        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def __contains__(self, position: Position) -> bool:
+        ledger_id, entry_id = position
+        return ledger_id in self._entries and entry_id in self._entries[ledger_id]
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return the messages of a ledger; the caller must not change them."""
+        return self._entries.get(ledger_id, _NONE)
+
+    def get(self, position: Position) -> Sent | None:
+        if position not in self:
+            return None
+        return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
+
+    def unacked_of(self, consumer: str) -> int:
+        return self.unacked_messages if consumer == CONSUMER else 0
+
+    def add(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        assert consumer == CONSUMER
+        for position, each in zip(positions, sent, strict=True):
+            self.add_one(position, each.record_bytes)
+
+    def add_one(self, position: Position, record_bytes: int) -> None:
+        """Note a message that is sent now, and the bytes reserved for its ack."""
+        ledger_id, entry_id = position
+        assert position not in self
+        self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
+        self._count(1, record_bytes)
+
+    def complete(self, position: Position) -> None:
+        """Forget a message in flight and its reservation."""
+        self._entries[position[0]].remove(position[1])
+        self._count(-1, -isolated_range_bytes(*position))
+
+    def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
+        """Add messages that were sent, then remove messages that were settled, by ledger.
+
+        Complexity: bitmap operations over the ledgers' messages in flight.
+        """
+        for ledger_id in {*sent, *settled}:
+            before = self._entries.get(ledger_id, _NONE)
+            after = before | sent.get(ledger_id, _NONE)
+            after -= settled.get(ledger_id, _NONE)
+            self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
+            self._entries[ledger_id] = after
+
+    def by_ledger(self) -> Mapping[int, BitMap]:
+        """Return all messages; the caller must not change them."""
+        return self._entries
+
+    def _count(self, messages: int, record_bytes: int) -> None:
+        self.unacked_messages += messages
+        self.reserved_ranges += messages
+        self.reserved_bytes += record_bytes
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(ledgers)."""
+        assert self.reserved_bytes == sum(worst_case(*each) for each in self._entries.items())
+        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self._entries.values()))
+
+
+def worst_case(ledger_id: int, entries: BitMap) -> int:
+    """Return the most that the acks of some entries can add to the ranges' size: one range for each."""
+    return len(entries) * range_fixed_bytes(ledger_id) + firsts_bytes(entries) + lasts_bytes(entries)
+
+
 _NONE = BitMap()
+
+
 # At each of these numbers a varint becomes one byte longer.
 _LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
 _FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
@@ -370,8 +452,8 @@ class GatedReplay(CursorListener):
         """Replay the next events, and return all that happens before a time: events at their new times, and persists.
 
         Args:
-            events: As in the piece of `Replay.take`.
-            until_ms: As in `Replay.take`.
+            events: As in the piece of `CursorReplay.take`.
+            until_ms: As there.
             blocked_until_ms: End of the time that counts as blocked; not after `until_ms`.
         """
         costs = np.append(0, np.cumsum(delivery_costs(events)))
@@ -490,7 +572,7 @@ class GatedReplay(CursorListener):
         return acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """See `Replay.reset`; no message is in flight after it."""
+        """See `CursorReplay.reset`; no message is in flight after it."""
         # Its persist is not a promotion.
         self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)

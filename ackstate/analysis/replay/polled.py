@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
-from ackstate.analysis.replay.curve_sum import CurveSum, Points
-from ackstate.analysis.replay.curves import Costs, PolicyCurve, RecordedCurve
+from ackstate.analysis.replay.curves import Costs, CurveSum, Points, PolicyCurve, RecordedCurve
 from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.replay import Epochs, Piece
+    from ackstate.analysis.replay.curves import Epochs, Piece
 
 _NONE = np.empty(0, np.int64)
 _BEFORE_ALL = -1

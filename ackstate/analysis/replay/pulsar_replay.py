@@ -30,7 +30,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.cursor_replay import LatestEntryStore, acks_of, cut_by_cause, empty_store
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.pace import MarkDeleteRateLimiter
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.curves import Piece
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
 
 _NAME = "replayed"
@@ -160,7 +160,7 @@ class BrokerPace:
 
 @final
 class PulsarReplay:
-    """See `ackstate.analysis.replay.replay.Replay`.
+    """Replays a subscription under a policy with the timing of Pulsar; methods as in `CursorReplay`.
 
     Complexity: a persist of the cursor for each epoch, bitmap operations over its acks, and a step for each ack of
     messages of a batch that the trace names.

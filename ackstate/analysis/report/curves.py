@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
-from ackstate.analysis.replay.curve_sum import SERIES
+from ackstate.analysis.estimate.slices import SLICES_MAX, ThinnedCurve
+from ackstate.analysis.replay.curves import SERIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.curve_sum import Series
+    from ackstate.analysis.replay.curves import Series
     from ackstate.analysis.trace.parquet import Span
 
     Key = tuple[str, str]

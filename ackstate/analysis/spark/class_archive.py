@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.java import CLASS_ARCHIVE, SparkUnavailableError
 from ackstate.analysis.spark.one_task import OneTaskSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ackstate.analysis.estimate.trace_source import LocalSource
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.spark.source import SparkEngine
 
 if TYPE_CHECKING:
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.estimate.rows import LocalRows, Rows, Step
-    from ackstate.analysis.estimate.trace_source import Engine, TraceSource
+    from ackstate.analysis.estimate.engine import Engine, LocalRows, Rows, Step, TraceSource
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.parquet import Span
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackstate.analysis.spark.session import parquet_frame
-from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
+from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
 from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.estimate.engine import Rows, Step
     from ackstate.analysis.location import Location
 
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.bad_rows import BadRows, Wrong
+from ackstate.analysis.trace.check import BadRows, Wrong
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.rows import ROW_SCHEMA
 from ackstate.pulsar_conf import BATCH_INDEX_ACKS

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.broker_fields import NO_RECORD, BrokerLife, LedgerEntries, RecordId
+from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerLife, LedgerEntries, RecordId
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.trace.broker_recording import BrokerEvent
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s
 
 _RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
@@ -10,18 +11,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace import ack_log, jsonl
-from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, BadRowsMax, Wrong
+from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.broker_recording import published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
 from ackstate.analysis.trace.broker_rows import BrokerRows
-from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.check import (
+    SAMPLES_MAX,
+    BadRows,
+    BadRowsMax,
+    EventOrder,
+    PublishedEntries,
+    Wrong,
+    count_wrong,
+)
+from ackstate.analysis.trace.chunks import ChunkWriter, Events
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
-from ackstate.analysis.trace.order import EventOrder, SeqOrder
 from ackstate.analysis.trace.parquet import new_trace, write_trace
-from ackstate.analysis.trace.published import PublishedEntries
 from ackstate.analysis.trace.recorder import read_recording, segments
-from ackstate.analysis.trace.rows import ROW_SCHEMA, Events, TraceRows, checked_rows, count_wrong
+from ackstate.analysis.trace.rows import (
+    NO_SEQ,
+    ROW_SCHEMA,
+    STANDARD_INPUT,
+    TEXT_BYTES_MAX,
+    TraceRows,
+    checked_rows,
+    open_text,
+    table_of_lines,
+    text_blocks,
+)
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import counted, dropped_line
 
@@ -30,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s, Mask
 
 
 _NEEDED = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
@@ -125,8 +142,46 @@ def _beyond(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_
     return np.asarray(column.fill_null(0).to_numpy() > np.uint64(2**63 - 1))
 
 
+_GAPS_MAX = 1_000
 # At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22
+
+
+@final
+class SeqOrder:
+    """Checks `seq`, which counts a subscription's events without gaps, from any start."""
+
+    def __init__(self) -> None:
+        self._highest: int | None = None
+        # Missing ranges, [first, end), in order; beyond a fixed number, late rows count as duplicates.
+        self._gaps: list[tuple[int, int]] = []
+
+    def judge(self, seq: Int64s) -> dict[Wrong, Mask]:
+        """Return which of the next rows are duplicates, late, or follow a gap; only the last kind is valid."""
+        wrong = {problem: np.zeros(len(seq), np.bool_) for problem in (Wrong.SEQ_AGAIN, Wrong.SEQ_LATE, Wrong.SEQ_GAP)}
+        given = np.flatnonzero(seq != NO_SEQ)
+        if not len(given):
+            return wrong
+        said = seq[given]
+        first = int(said[0]) - 1 if self._highest is None else self._highest
+        before = np.maximum.accumulate(np.concatenate(([first], said)))[:-1]
+        self._highest = max(first, int(said.max()))
+        odd = np.flatnonzero(said != before + 1)
+        for at in odd.tolist():
+            wrong[self._judge_odd(int(said[at]), int(before[at]))][given[at]] = True
+        return wrong
+
+    def _judge_odd(self, seq: int, highest: int) -> Wrong:
+        if seq > highest:
+            if len(self._gaps) < _GAPS_MAX:
+                self._gaps.append((highest + 1, seq))
+            return Wrong.SEQ_GAP
+        at = bisect_right(self._gaps, (seq, 2**63)) - 1
+        if at < 0 or not self._gaps[at][0] <= seq < self._gaps[at][1]:
+            return Wrong.SEQ_AGAIN
+        first, end = self._gaps[at]
+        self._gaps[at : at + 1] = [gap for gap in ((first, seq), (seq + 1, end)) if gap[0] < gap[1]]
+        return Wrong.SEQ_LATE
 
 
 @final
@@ -269,7 +324,7 @@ def convert(
     out: Location,
     *,
     bad_rows_max: BadRowsMax | None = None,
-    text_bytes_max: int = jsonl.TEXT_BYTES_MAX,
+    text_bytes_max: int = TEXT_BYTES_MAX,
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
     """Write one trace from all sources, read in order; it appears at `out` when it is complete.
@@ -318,7 +373,7 @@ def convert(
 
 
 def _is_file(source: Path) -> bool:
-    return str(source) != jsonl.STANDARD_INPUT and source.exists()
+    return str(source) != STANDARD_INPUT and source.exists()
 
 
 def _files(source: Path) -> list[Path]:
@@ -327,7 +382,7 @@ def _files(source: Path) -> list[Path]:
         if not files:
             raise TraceError(f"{source}: a directory with neither a recording nor Parquet files in it")
         return files
-    if str(source) != jsonl.STANDARD_INPUT and not source.exists():
+    if str(source) != STANDARD_INPUT and not source.exists():
         raise TraceError(f"{source}: no such file")
     return [source]
 
@@ -350,7 +405,7 @@ class _Conversion:
         self._progress = progress
         self._clock = TraceClock()
         self._sorter = EventSorter(writer, bad_rows, self._place)
-        is_known = all(str(file) != jsonl.STANDARD_INPUT for file in files)
+        is_known = all(str(file) != STANDARD_INPUT for file in files)
         self._total = sum(file.stat().st_size for file in files) if is_known else None
         self._done = 0
 
@@ -391,8 +446,8 @@ class _Conversion:
             return self._place(source, number)
 
         is_log: bool | None = None
-        with jsonl.opened(file) as (text, position):
-            for block in jsonl.blocks(file, text, position, bytes_max=text_bytes_max):
+        with open_text(file) as (text, position):
+            for block in text_blocks(file, text, position, bytes_max=text_bytes_max):
                 if is_log is None:
                     is_log = ack_log.is_ack_log(block.data.lstrip().partition(b"\n")[0])
                 if is_log:
@@ -400,7 +455,7 @@ class _Conversion:
                     for run in ack_log.tables(lines, block.first_number, bad_rows=self._bad_rows, place=place):
                         self._take(source, *run, done=block.done)
                 else:
-                    table, numbers = jsonl.table_of(block, bad_rows=self._bad_rows, place=place)
+                    table, numbers = table_of_lines(block, bad_rows=self._bad_rows, place=place)
                     self._take(source, table, numbers, done=block.done)
 
     def _take(self, source: int, table: pa.Table, numbers: Int64s, *, done: int) -> None:
@@ -422,7 +477,7 @@ class _Conversion:
         return f"{self._files[source]} {row}" if len(self._files) > 1 else row
 
     def _is_parquet(self, file: Path) -> bool:
-        if str(file) == jsonl.STANDARD_INPUT or file.is_dir():
+        if str(file) == STANDARD_INPUT or file.is_dir():
             return False
         with file.open("rb") as opened:
             return opened.read(len(_PARQUET)) == _PARQUET or file.suffix == ".parquet"

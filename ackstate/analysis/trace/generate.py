@@ -20,11 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, Events, table_of
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
-from ackstate.analysis.trace.manifest import write_manifest
-from ackstate.analysis.trace.parquet import new_trace
-from ackstate.analysis.trace.rows import Events
+from ackstate.analysis.trace.parquet import new_trace, write_manifest
 from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, UNACKED_MAX, Traffic, workload_named
 
 if TYPE_CHECKING:
@@ -33,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.new_files import NewFiles
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s
+    from ackstate.analysis.trace.parquet import NewFiles
 
 # A row group takes 2 to 5 MB.
 _ROW_GROUP_CHUNKS, _ROW_GROUPS_PER_FILE, _FILES_PER_CORE = 64, 64, 4

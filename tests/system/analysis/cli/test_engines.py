@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import montecarlo
 from ackstate.analysis.estimate import subscription_parts
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind

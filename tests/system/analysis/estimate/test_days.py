@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
+from ackstate.analysis.estimate.engine import LocalEngine, trace_of
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine, trace_of
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import trace_hash
-from ackstate.analysis.trace.days import check_days, days_of, span_of
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.parquet import check_days, days_of, span_of
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run
 from strategies import few

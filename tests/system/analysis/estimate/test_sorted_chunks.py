@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import parquet

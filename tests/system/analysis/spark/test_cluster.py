@@ -19,7 +19,7 @@ import pytest
 from ackstate.analysis.cli import main
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark import cluster
-from ackstate.analysis.spark.package import SCRIPT, write_package
+from ackstate.analysis.spark.cluster import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame

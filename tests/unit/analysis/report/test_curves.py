@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalEngine
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.curves import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet

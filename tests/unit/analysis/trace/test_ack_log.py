@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
-from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.check import BadRowsMax, Wrong, check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError

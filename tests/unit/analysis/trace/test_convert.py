@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis.trace import convert as conversion
-from ackstate.analysis.trace import jsonl
-from ackstate.analysis.trace.bad_rows import BadRowsMax, Wrong
+from ackstate.analysis.trace import rows as rows_module
+from ackstate.analysis.trace.check import BadRowsMax, Wrong
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Recorder
+from ackstate.analysis.trace.rows import STANDARD_INPUT
 from trace_files import lines_of, read_back, write
 
 ANY = BadRowsMax.parse("100%")
@@ -99,10 +100,10 @@ def test_every_way_leads_to_the_same_events(tmp_path, monkeypatch, expected, way
             write(sources[0], gzip.compress(lines_of(rows)))
         case "standard input":
             sources = [jsonl_path := tmp_path.__class__("-")]
-            assert str(jsonl_path) == jsonl.STANDARD_INPUT
+            assert str(jsonl_path) == STANDARD_INPUT
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(lines_of(rows)))))
         case "small blocks":
-            monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 3_000)
+            monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 3_000)
             write(sources[0], lines_of(rows).rstrip(b"\n"))
         case "line by line":
             write(sources[0], lines_of(rows).replace(b"\n", b"\n\n"))
@@ -252,8 +253,8 @@ def test_a_file_that_is_none_of_these_is_refused(tmp_path, data, said):
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(jsonl, "_LINE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(rows_module, "_LINE_BYTES_MAX", 1_000)
     assert "line 2 is longer" in refused(tmp_path, lines_of([ack(0)]) + b"x" * 5_000)
 
 
@@ -314,7 +315,7 @@ def test_a_failure_leaves_the_trace_that_was_there(tmp_path):
 
 
 def test_progress_is_that_of_the_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 4_000)
     sources = [write(tmp_path / name, many_rows(100)) for name in "ab"]
     sizes = [source.stat().st_size for source in sources]
     said = []

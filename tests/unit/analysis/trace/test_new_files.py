@@ -9,10 +9,9 @@ import pytest
 
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events, trace_hash
-from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.chunks import ChunkWriter
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.manifest import MANIFEST
-from ackstate.analysis.trace.parquet import check_trace, new_trace, trace_files, write_trace
+from ackstate.analysis.trace.parquet import MANIFEST, check_trace, new_trace, trace_files, write_trace
 from ackstate.analysis.trace.recorder import Frame
 
 LEFT_OVER = f"part-00000-{'a' * 32}.parquet"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis import cli
-from ackstate.analysis.trace.bad_rows import Wrong
-from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.check import Wrong, check_events
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS, ROW_SCHEMA
 from trace_files import read_back
