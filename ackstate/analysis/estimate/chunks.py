@@ -54,8 +54,6 @@ def compact(chunk: EventChunk) -> EventChunk:
     """Return a chunk as a `CompactChunk`; a chunk with events other than acks and persists is returned unchanged.
 
     Both have the same curves, as recorded and under policies that ignore deliveries.
-
-    Complexity: O(events log events).
     """
     is_mark = chunk.is_any_of(_MARKS)
     if not (is_mark | chunk.is_any_of(_PLAIN)).all():
@@ -169,11 +167,7 @@ def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
 
 
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events.
-
-    Raises:
-        TraceError: A chunk is damaged.
-    """
+    """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events."""
     for batch in chain.from_iterable(map(pieces, batches)):
         is_polled = has_intervals(batch.schema)
         starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
@@ -248,12 +242,6 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     ``entry_count`` is one above the highest entry that any event names, ``published`` above that of a PUBLISH, and
     ``acked`` above that of an ACK or MARK_DELETE; 0 if there is none. Each subscription, and each topic with events of
     its own, also has a row with ledger -1.
-
-    Args:
-        batches: Chunks, with `LEDGER_COLUMNS`.
-
-    Raises:
-        TraceError: A chunk is damaged.
     """
     found: dict[tuple[str, str, int], list[int]] = {}
     for batch in batches:
@@ -322,9 +310,6 @@ class InterleavingCheck:
 
     `ackstate.analysis.trace.check.EventOrder` checks more, event by event: which persist ends, and recoveries of a
     process whose death was not recorded. A recorder within the process alone cannot record when it died.
-
-    Args:
-        key: Topic and subscription.
     """
 
     def __init__(self, key: tuple[str, str]) -> None:
@@ -333,13 +318,7 @@ class InterleavingCheck:
         self._is_persisting = False
 
     def check(self, chunk: EventChunk) -> None:
-        """Check the next chunk, compact or not.
-
-        Complexity: a pass over its kinds, and a step for each persist, crash and recovery.
-
-        Raises:
-            TraceError: The events cannot come from a single cursor.
-        """
+        """Check the next chunk, compact or not."""
         few = np.flatnonzero(~chunk.is_any_of(_MANY))
         following = 0
         for at, kind in zip(few.tolist(), chunk.kind[few].tolist(), strict=True):
@@ -391,9 +370,6 @@ def by_subscription(
 
     The caller must read the chunks before it takes the next subscription. The log maps ledger id to entry count,
     rising; it is empty if no policy needs it.
-
-    Raises:
-        TraceError: Chunks are not contiguous, or the chunks of a subscription come from several cursors.
     """
     rows = ((batch, index) for batch in batches for index in range(batch.num_rows))
     for key, mine in groupby(rows, key=_key):

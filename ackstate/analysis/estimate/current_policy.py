@@ -42,17 +42,11 @@ BROKER_SETTINGS = "_broker.json"
 
 
 class PersistRhythm(NamedTuple):
-    """The time between persists in a recording.
+    """The time between persists in a recording."""
 
-    Attributes:
-        interval_ms: The time between two persists of a busy subscription.
-        gap_count: Number of intervals seen.
-        regular_share: Share of them within a tenth of `interval_ms`.
-    """
-
-    interval_ms: int
-    gap_count: int
-    regular_share: float
+    interval_ms: int  # The time between two persists of a busy subscription
+    gap_count: int  # Number of intervals seen
+    regular_share: float  # Share of them within a tenth of `interval_ms`
 
     @property
     def text(self) -> str:
@@ -62,17 +56,11 @@ class PersistRhythm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CurrentPolicy:
-    """The policy in force.
+    """The policy in force."""
 
-    Attributes:
-        policy: The policy.
-        source: Where it is known from, in words.
-        warnings: Reasons to doubt it, as sentences.
-    """
-
-    policy: Policy
-    source: str
-    warnings: tuple[str, ...] = ()
+    policy: Policy  # The policy
+    source: str  # Where it is known from, in words
+    warnings: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
 
     @classmethod
     def given(cls, policy: Policy, source: str, rhythm: PersistRhythm | None) -> CurrentPolicy:
@@ -81,12 +69,7 @@ class CurrentPolicy:
 
     @classmethod
     def of_recorded_broker(cls, trace: Location) -> CurrentPolicy | None:
-        """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it.
-
-        Raises:
-            PolicyError: The settings are invalid.
-            OSError: They cannot be read.
-        """
+        """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it."""
         # Of several days, those of the last.
         path = days_of(trace)[-1] / BROKER_SETTINGS
         if not path.exists():
@@ -112,13 +95,7 @@ class CurrentPolicy:
 
 
 def recorded_rhythm(path: Location) -> PersistRhythm | None:
-    """Return the time between persists in the first chunks of a trace's files; None if there are too few persists.
-
-    Complexity: at most 256 chunks of at most 8 files are read.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Return the time between persists in the first chunks of a trace's files; None if there are too few persists."""
     files = [file for day in days_of(path) for file in trace_files(day)]
     step = -(-len(files) // _FILES_MAX)
     chosen = files[::step]
@@ -132,12 +109,7 @@ def recorded_rhythm(path: Location) -> PersistRhythm | None:
 
 
 def read_broker_policy(path: Location) -> Policy:
-    """Return the policy of a Pulsar 4.2 broker.
-
-    Raises:
-        PolicyError: The file, or the value of a setting, is invalid.
-        OSError: The file cannot be read.
-    """
+    """Return the policy of a Pulsar 4.2 broker."""
     try:
         settings = cursor_settings(_properties(path))
         default = Policy.from_mapping(PULSAR_4_2)

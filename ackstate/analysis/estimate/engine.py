@@ -38,12 +38,7 @@ class Rows(Protocol):
     """Rows, computed when they are collected."""
 
     def through(self, step: Step, schema: pa.Schema) -> Self:
-        """Return the rows that a step yields; the step may be called several times, each time for some of the rows.
-
-        Args:
-            step: A function from batches to batches.
-            schema: The schema of the rows that it yields.
-        """
+        """Return the rows that a step yields; the step may be called several times, each time for some of the rows."""
         ...
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> Self:
@@ -72,12 +67,7 @@ def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
 
 @final
 class LocalRows:
-    """Rows in this process; grouped rows are held in memory.
-
-    Args:
-        batches: Returns the rows; called once for each collection.
-        schema: The schema of the rows.
-    """
+    """Rows in this process; grouped rows are held in memory."""
 
     def __init__(self, batches: Callable[[], Iterable[pa.RecordBatch]], schema: pa.Schema) -> None:
         self._batches = batches
@@ -87,10 +77,7 @@ class LocalRows:
         return LocalRows(lambda: step(self._batches()), schema)
 
     def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> LocalRows:
-        """See `Rows`.
-
-        Complexity: O(n log n) for n rows, all of which are in memory.
-        """
+        """See `Rows`."""
         columns = [*keys, *order]
         return LocalRows(lambda: self._sorted(columns), self._schema) if columns else self
 
@@ -142,13 +129,7 @@ class TraceSource(Protocol):
         ...
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
-        """Return the rows that a step computes from some columns of the chunks, in any order.
-
-        Args:
-            columns: Names of columns, see `ackstate.analysis.trace.events`.
-            step: A function from batches of a few chunks to batches.
-            schema: The schema of the rows that it yields.
-        """
+        """Return the rows that a step computes from some columns of the chunks, in any order."""
         ...
 
 
@@ -156,16 +137,7 @@ class Engine(Protocol):
     """Replays traces: this process, or Spark."""
 
     def trace(self, path: Location, covered: Span | None = None) -> TraceSource:
-        """Find the files of a trace, a file or a directory.
-
-        Args:
-            path: Location of the trace.
-            covered: The result of `ackstate.analysis.trace.parquet.check_trace`; None to call it here.
-
-        Raises:
-            TraceError: It is not a trace; see `check_trace`.
-            UnsupportedVersionError: It has another version.
-        """
+        """Find the files of a trace, a file or a directory."""
         ...
 
     def made_by(self) -> tuple[tuple[str, str], ...]:

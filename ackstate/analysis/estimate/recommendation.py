@@ -22,19 +22,13 @@ _MESSAGES_MIN = 0.5  # nor one that saves fewer messages per crash, which would 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A recommended change of one setting.
+    """A recommended change of one setting."""
 
-    Attributes:
-        key: Its name in `Policy.from_mapping`.
-        before: Its value in the current policy, as in `Policy.texts`.
-        after: Its value in the recommended policy.
-        gain: Messages per crash of the broker that would be redelivered in addition without this change; None if that
-            was not replayed.
-    """
-
-    key: str
-    before: str
-    after: str
+    key: str  # Its name in `Policy.from_mapping`.
+    before: str  # Its value in the current policy, as in `Policy.texts`.
+    after: str  # Its value in the recommended policy
+    # Messages per crash of the broker that would be redelivered in addition without this change; None if that was not
+    # replayed.
     gain: float | None
 
     @property
@@ -45,19 +39,14 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommended policy.
+    """A recommended policy."""
 
-    Attributes:
-        current: The policy in force, with which others are compared.
-        recommended: The recommended policy; None if no policy is better.
-        changes: The settings to change, the greatest gain first; empty if the current policy is the recording.
-        native: The best policy with ackstate's native journal, if the broker is Pulsar and it is better than
-            `recommended`; else None.
-    """
-
-    current: PolicyResult
-    recommended: PolicyResult | None
+    current: PolicyResult  # The policy in force, with which others are compared
+    recommended: PolicyResult | None  # The recommended policy; None if no policy is better
+    # The settings to change, the greatest gain first; empty if the current policy is the recording.
     changes: tuple[SettingChange, ...] = ()
+    # The best policy with ackstate's native journal, if the broker is Pulsar and it is better than `recommended`; else
+    # None.
     native: PolicyResult | None = None
 
     @property

@@ -104,17 +104,11 @@ _RANGES = 10_000
 
 
 class BrokerSetting(NamedTuple):
-    """A setting of ``broker.conf``.
+    """A setting of ``broker.conf``."""
 
-    Attributes:
-        key: Its name.
-        value: Its value.
-        is_dynamic: Whether a running broker accepts it.
-    """
-
-    key: str
-    value: str
-    is_dynamic: bool
+    key: str  # Its name
+    value: str  # Its value
+    is_dynamic: bool  # Whether a running broker accepts it
 
     @property
     def line(self) -> str:

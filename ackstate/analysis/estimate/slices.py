@@ -35,30 +35,16 @@ def namespace_of(topic: str) -> str:
 
 
 class Slices(NamedTuple):
-    """Time in slices of equal width, a power of two; the last slice contains the last millisecond.
+    """Time in slices of equal width, a power of two; the last slice contains the last millisecond."""
 
-    Attributes:
-        begin_ms: When the first slice begins.
-        end_ms: Time of the last event.
-        width_ms: Width of a slice.
-        slice_count: Number of slices; 0 if none are needed.
-    """
-
-    begin_ms: int
-    end_ms: int
-    width_ms: int
-    slice_count: int
+    begin_ms: int  # When the first slice begins
+    end_ms: int  # Time of the last event
+    width_ms: int  # Width of a slice
+    slice_count: int  # Number of slices; 0 if none are needed
 
     @classmethod
     def of(cls, begin_ms: int, end_ms: int, count: int, *, width_ms_max: int = 2**62) -> Self:
-        """Cut time into slices.
-
-        Args:
-            begin_ms: When the first slice begins.
-            end_ms: The last millisecond.
-            count: Least number of slices, if there are as many milliseconds; 0 for none.
-            width_ms_max: Largest width of a slice, a power of two.
-        """
+        """Cut time into slices."""
         span_ms = end_ms - begin_ms + 1
         width_ms = min(1 << max(span_ms // max(count, 1), 1).bit_length() - 1, width_ms_max)
         return cls(begin_ms, end_ms, width_ms, -(-span_ms // width_ms) if count else 0)
@@ -70,29 +56,18 @@ class Slices(NamedTuple):
 
 
 class SliceChange(NamedTuple):
-    """How a curve changes within a slice.
+    """How a curve changes within a slice."""
 
-    Attributes:
-        number: Number of the slice.
-        begin: The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
-        ts_ms: The times of the changes; rising.
-        delta: The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`.
-    """
-
-    number: int
+    number: int  # Number of the slice
+    # The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
     begin: Int64s
-    ts_ms: Int64s
-    delta: Series
+    ts_ms: Int64s  # The times of the changes; rising
+    delta: Series  # The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`
 
 
 @final
 class SliceWriter:
-    """Cuts one curve into slices.
-
-    Args:
-        slices: The slices.
-        series_count: 1 for redelivery alone, or `SERIES` to include its causes.
-    """
+    """Cuts one curve into slices."""
 
     def __init__(self, slices: Slices, series_count: int) -> None:
         self._slices = slices
@@ -129,12 +104,7 @@ class SliceWriter:
 
 
 def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
-    """Add up curves of topics, namespaces and all, slice by slice.
-
-    Yields:
-        For each slice and scope a part of the result, and for all together, if the changes have causes, two points of
-        the curve; parts that are results already, with their costs and crashes for the other scopes.
-    """
+    """Add up curves of topics, namespaces and all, slice by slice."""
     for (_, number), of_slice in groupby(parts, key=lambda part: (part.policy, part.slice)):
         if number < 0:
             for part in of_slice:
@@ -238,11 +208,6 @@ class ThinnedCurve:
     """Thins a curve out as it grows, in slices whose width is a power of two.
 
     The result depends on the curve and the width alone, not on how the curve was cut when it was added.
-
-    Args:
-        begin_ms: When the first slice begins; no point is earlier.
-        end_ms: No point is later.
-        slices_max: Most slices; each keeps at most two points.
     """
 
     def __init__(self, begin_ms: int, end_ms: int, *, slices_max: int) -> None:
@@ -260,12 +225,7 @@ class ThinnedCurve:
         return self._width_ms
 
     def add(self, ts_ms: Int64s, values: Series) -> None:
-        """Add the next points.
-
-        Args:
-            ts_ms: Their times; never falling. The last of several points at one time counts, even across calls.
-            values: A row for each series, the first of which defines the peak, and a column for each time.
-        """
+        """Add points at times that never fall; the last of one time counts, the first row of `values` has the peak."""
         if not len(ts_ms):
             return
         known = len(self._ts_ms) - int(len(self._ts_ms) > 0 and self._ts_ms[-1] == ts_ms[0])

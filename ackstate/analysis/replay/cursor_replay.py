@@ -133,10 +133,6 @@ class PersistTicks:
     """The relevant ticks of one open cursor: those at which something may be persisted.
 
     A tick comes after all events of its millisecond. Times passed to the methods never fall.
-
-    Args:
-        policy: Its flush interval, rate limit and ticks.
-        opened_ms: When the cursor was opened: its interval and its limiter start then.
     """
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
@@ -228,15 +224,7 @@ _ENTRY_BITS = 33
 
 @final
 class AgeFeed:
-    """Feeds the deliveries of some events into a ruler that has all earlier ones.
-
-    Args:
-        ruler: Receives the deliveries.
-        events: In order of time.
-
-    Attributes:
-        stops: The relevant events: the last delivery of each millisecond that is above all earlier ones.
-    """
+    """Feeds the deliveries of some events into a ruler that has all earlier ones."""
 
     def __init__(self, ruler: DeliveryRuler, events: EventChunk) -> None:
         self._ruler = ruler
@@ -252,14 +240,11 @@ class AgeFeed:
         highest = np.maximum.accumulate((ledger_numbers << _ENTRY_BITS) + entry_ids + 1)
         rises = deliveries[highest[1:] > highest[:-1]]
         rise_ms = events.ts_ms[rises]
+        # The relevant events: the last delivery of each millisecond that is above all earlier ones.
         self.stops = rises[np.append(rise_ms[1:] > rise_ms[:-1], np.ones(min(len(rise_ms), 1), np.bool_))]
 
     def take(self, end: int) -> Sequence[int]:
-        """Feed the events from the end of the last call up to an event, and return the times at which marks moved.
-
-        Args:
-            end: The first event that is not fed; its millisecond differs from that of the event before.
-        """
+        """Feed the events from the end of the last call up to an event, and return the times at which marks moved."""
         begin, until = np.searchsorted(self.stops, (self._taken, end))
         taken = self.stops[begin:until]
         self._taken = end
@@ -271,11 +256,7 @@ class AgeFeed:
 
 @final
 class StoreWithoutLedgers:
-    """A store that creates no ledgers; it delegates all else to another store.
-
-    Args:
-        store: The other store.
-    """
+    """A store that creates no ledgers; it delegates all else to another store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -292,11 +273,7 @@ class StoreWithoutLedgers:
         self._store.close()
 
     def create(self, owner: str) -> int:
-        """Refuse to create a ledger.
-
-        Raises:
-            StoreError: Always.
-        """
+        """Refuse to create a ledger."""
         raise StoreError(f"no ledger can be written for {owner}")
 
     def __getattr__(self, name: str) -> Any:
@@ -311,14 +288,8 @@ _NAME = "replayed"
 class CursorReplay:
     """Replays a subscription under a policy of the cursor.
 
-    Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
-    step for each millisecond with deliveries after a flush interval, until there is something to persist.
-
-    Args:
-        policy: The policy of the cursor.
-        log: Ledger id -> entry count of the message log at its end, rising. The cursor's state does not depend on
-            entries that are published later, because no ack names them.
-        opened_ms: When the cursor is opened.
+    `log` has the entry count of each ledger at the end of the trace, rising: the state of the cursor does not depend on
+    entries that are published later, because no ack names them.
     """
 
     kind: ClassVar[Literal["with a cursor"]] = "with a cursor"

@@ -34,40 +34,25 @@ _PART_SHIFTS = (0, 21, 42)
 
 
 class Points(NamedTuple):
-    """A curve in parallel arrays: each value holds from its time on.
+    """A curve in parallel arrays: each value holds from its time on."""
 
-    Attributes:
-        ts_ms: The times; never falling. The last of several points at one time counts.
-        value: Messages that a crash would redeliver.
-        is_alive: Whether there is a process that could crash, from this point to the next.
-        causes: For each of `CAUSES`, the number of messages due to it; None if all are not yet flushed.
-    """
-
-    ts_ms: Int64s
-    value: Int64s
+    ts_ms: Int64s  # The times; never falling. The last of several points at one time counts.
+    value: Int64s  # Messages that a crash would redeliver
+    # Whether there is a process that could crash, from this point to the next.
     is_alive: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    # For each of `CAUSES`, the number of messages due to it; None if all are not yet flushed.
     causes: np.ndarray[tuple[int, int], np.dtype[np.int64]] | None = None
 
 
 class SeriesPoints(NamedTuple):
-    """Points of a curve and of its causes.
+    """Points of a curve and of its causes."""
 
-    Attributes:
-        ts_ms: The times; rising.
-        values: A row for each of `SERIES`, a column for each time.
-    """
-
-    ts_ms: Int64s
-    values: Series
+    ts_ms: Int64s  # The times; rising
+    values: Series  # A row for each of `SERIES`, a column for each time
 
 
 def series_of(points: Points, series_count: int = SERIES) -> SeriesPoints:
-    """Return points with their causes, at most one per millisecond; 0 while no process is alive.
-
-    Args:
-        points: In order.
-        series_count: `SERIES`, or 1 for points without causes.
-    """
+    """Return points with their causes, at most one per millisecond; 0 while no process is alive."""
     lasts = np.append(points.ts_ms[1:] != points.ts_ms[:-1], True)[: len(points.ts_ms)]
     values = np.zeros((series_count, len(points.ts_ms)), np.int64)
     values[0] = points.value
@@ -210,19 +195,13 @@ def _joined(last: Points, points: Points) -> Points:
 
 
 class Piece(NamedTuple):
-    """Consecutive events of one subscription; only the last may be the death or the start of a process.
+    """Consecutive events of one subscription; only the last may be the death or the start of a process."""
 
-    Attributes:
-        events: The events.
-        news: The entries that they ack first.
-        new_counts: The number of entries that each event acks first.
-        acked: The number of entries acked before each event and after the last one, since the cursor was opened: one
-            more number than events.
-    """
-
-    events: EventChunk
-    news: NewlyAckedRuns
-    new_counts: Int64s
+    events: EventChunk  # The events
+    news: NewlyAckedRuns  # The entries that they ack first
+    new_counts: Int64s  # The number of entries that each event acks first
+    # The number of entries acked before each event and after the last one, since the cursor was opened: one more number
+    # than events.
     acked: Int64s
 
     def events_until(self, at_ms: Int64s) -> Int64s:
@@ -231,27 +210,16 @@ class Piece(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """Persists of one subscription in order, as parallel arrays: each starts an epoch.
+    """Persists of one subscription in order, as parallel arrays: each starts an epoch."""
 
-    Attributes:
-        at_ms: The time of the persist; it comes after all events of this millisecond.
-        unpersisted: The number of acked messages that are not durable after it.
-        young: Those of them that it held back as young.
-        cut_by_ranges: Those that the range limit cut off.
-        cut_by_bytes: Those that a byte limit cut off.
-        cut_by_route: Those that only the narrower limit of the metadata store cut off.
-        bytes_written: The bytes that it wrote.
-        bytes_kept: The bytes that a recovery would read after it.
-    """
-
-    at_ms: Int64s
-    unpersisted: Int64s
-    young: Int64s
-    cut_by_ranges: Int64s
-    cut_by_bytes: Int64s
-    cut_by_route: Int64s
-    bytes_written: Int64s
-    bytes_kept: Int64s
+    at_ms: Int64s  # The time of the persist; it comes after all events of this millisecond
+    unpersisted: Int64s  # The number of acked messages that are not durable after it
+    young: Int64s  # Those of them that it held back as young
+    cut_by_ranges: Int64s  # Those that the range limit cut off
+    cut_by_bytes: Int64s  # Those that a byte limit cut off
+    cut_by_route: Int64s  # Those that only the narrower limit of the metadata store cut off
+    bytes_written: Int64s  # The bytes that it wrote
+    bytes_kept: Int64s  # The bytes that a recovery would read after it
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, ...]]) -> Epochs:
@@ -266,22 +234,15 @@ _SETTLING = (EventKind.RECOVER, EventKind.RESET)
 
 
 class Folded(NamedTuple):
-    """The results of a chunk's events, in parallel arrays; each value holds just after its event.
+    """The results of a chunk's events, in parallel arrays; each value holds just after its event."""
 
-    Attributes:
-        redelivery: Acked messages that a crash would redeliver.
-        if_written: The same number if the persist in progress had been written; equals `redelivery` without one.
-        persisting: True from the start of a persist to its end; a failed one ends with the next successful one.
-        alive: False from a crash until the recovery.
-        causes: The part of `redelivery` that the last completed persist excluded, by `curve_sum.CAUSES`: young acks,
-            and acks beyond a limit. The latter all count under the range limit, because an event does not name the
-            limit. None if no ack was excluded.
-    """
-
-    redelivery: Int64s
-    if_written: Int64s
-    persisting: Bools
-    alive: Bools
+    redelivery: Int64s  # Acked messages that a crash would redeliver
+    if_written: Int64s  # The same number if the persist in progress had been written; equals `redelivery` without one
+    persisting: Bools  # True from the start of a persist to its end; a failed one ends with the next successful one
+    alive: Bools  # False from a crash until the recovery
+    # The part of `redelivery` that the last completed persist excluded, by `curve_sum.CAUSES`: young acks, and acks
+    # beyond a limit. The latter all count under the range limit, because an event does not name the limit. None if no
+    # ack was excluded.
     causes: npt.NDArray[np.int64] | None
 
 
@@ -305,10 +266,7 @@ class RedeliveryFold:
         self._young, self._cut = LeftOut(), LeftOut()
 
     def fold(self, chunk: EventChunk) -> Folded:
-        """Replay the next chunk.
-
-        Complexity: O(events log events + short entries), and one bitmap operation for each long run.
-        """
+        """Replay the next chunk."""
         kind = chunk.kind
         acked = self._acked_count + np.cumsum(self._acked.take(chunk).counts(len(kind)))
         # Acks excluded from a persist are recorded after its start, and reduce its coverage from there on.
@@ -382,21 +340,13 @@ def _latest(is_known: Bools, values: npt.NDArray[_Scalar], before: int) -> npt.N
 
 
 class Costs(NamedTuple):
-    """The costs of a policy for one subscription.
+    """The costs of a policy for one subscription."""
 
-    Attributes:
-        write_count: The number of persists.
-        bytes_written: The bytes that they wrote.
-        bytes_kept: The bytes that a recovery would read at the end.
-        bytes_kept_max: The maximum of `bytes_kept` at any time.
-        blocked_ms: The time that dispatch was blocked.
-    """
-
-    write_count: int = 0
-    bytes_written: int = 0
-    bytes_kept: int = 0
-    bytes_kept_max: int = 0
-    blocked_ms: int = 0
+    write_count: int = 0  # The number of persists
+    bytes_written: int = 0  # The bytes that they wrote
+    bytes_kept: int = 0  # The bytes that a recovery would read at the end
+    bytes_kept_max: int = 0  # The maximum of `bytes_kept` at any time
+    blocked_ms: int = 0  # The time that dispatch was blocked
 
     def and_then(self, epochs: Epochs) -> Costs:
         """Return the costs with some more persists."""

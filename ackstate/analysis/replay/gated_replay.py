@@ -94,10 +94,7 @@ class InFlightSet:
         self._count(-1, -isolated_range_bytes(*position))
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
-        """Add messages that were sent, then remove messages that were settled, by ledger.
-
-        Complexity: bitmap operations over the ledgers' messages in flight.
-        """
+        """Add messages that were sent, then remove messages that were settled, by ledger."""
         for ledger_id in {*sent, *settled}:
             before = self._entries.get(ledger_id, _NONE)
             after = before | sent.get(ledger_id, _NONE)
@@ -136,17 +133,12 @@ _FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
 # The usage of a gate only rises when a message is sent, by the most that its ack may add: acks and complete persists
 # reduce it. So a gate with room for all messages of a run has room for each of them, in any order of acks.
 class OpenRun(NamedTuple):
-    """Consecutive events, and their effects if no delivery is blocked.
+    """Consecutive events, and their effects if no delivery is blocked."""
 
-    Attributes:
-        events: The events.
-        sent: By ledger, the messages that they send: at the first mention, unless the message is in flight or acked.
-        acked: By ledger, the entries that they ack, possibly not for the first time.
-    """
-
-    events: EventChunk
+    events: EventChunk  # The events
+    # By ledger, the messages that they send: at the first mention, unless the message is in flight or acked.
     sent: Mapping[int, BitMap]
-    acked: Mapping[int, BitMap]
+    acked: Mapping[int, BitMap]  # By ledger, the entries that they ack, possibly not for the first time
 
     @classmethod
     def of(cls, events: EventChunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
@@ -318,13 +310,7 @@ _MOST_USED = Usage(2**62, 0, 0)
 
 @final
 class ReplayGate:
-    """Decides which messages are sent under a policy that `blocks`.
-
-    Args:
-        policy: The policy.
-        cursor: The ack state.
-        sent: The messages in flight; grows by those that are sent.
-    """
+    """Decides which messages are sent under a policy that `blocks`."""
 
     def __init__(self, policy: Policy, cursor: ManagedCursor, sent: InFlightSet) -> None:
         self._limit = policy.max_unpersisted_ack_record_bytes
@@ -406,14 +392,6 @@ class GatedReplay(CursorListener):
     """One subscription under a policy whose gate may stop dispatch.
 
     It receives events as recorded, and returns them at the times at which they happen under the policy.
-
-    Complexity: bitmap operations over the messages in flight and acked for every run of events that is sure to pass the
-    gate; otherwise a few steps for each delivered and acked entry. Memory: messages in flight, and waiting ones.
-
-    Args:
-        policy: A policy that `blocks`.
-        log: See `CursorReplay`.
-        opened_ms: See `CursorReplay`.
     """
 
     kind: ClassVar[Literal["gated"]] = "gated"
@@ -449,12 +427,9 @@ class GatedReplay(CursorListener):
         self._quiet_until_ms = self._replay.quiet_until_ms
 
     def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
-        """Replay the next events, and return all that happens before a time: events at their new times, and persists.
+        """Replay events, and return all that happens before `until_ms`: events at their new times, and persists.
 
-        Args:
-            events: As in the piece of `CursorReplay.take`.
-            until_ms: As there.
-            blocked_until_ms: End of the time that counts as blocked; not after `until_ms`.
+        Time until `blocked_until_ms`, not after `until_ms`, counts as blocked.
         """
         costs = np.append(0, np.cumsum(delivery_costs(events)))
         begin, count = 0, len(events.ts_ms)

@@ -37,15 +37,10 @@ _TELLING = (*_OPENINGS, EventKind.PERSIST_SEEN, EventKind.CUT_OFF, EventKind.CRA
 
 
 class PolledChunk(EventChunk):
-    """A chunk of a trace of polls.
+    """A chunk of a trace of polls."""
 
-    Attributes:
-        until_ms: The end of each event's interval, which `ts_ms` begins.
-        number: As in the trace.
-    """
-
-    until_ms: Int64s
-    number: Int64s
+    until_ms: Int64s  # The end of each event's interval, which `ts_ms` begins
+    number: Int64s  # As in the trace
 
     @classmethod
     def of(cls, columns: Sequence[Int64s], *, until_ms: Int64s, number: Int64s) -> PolledChunk:
@@ -69,15 +64,7 @@ class AckIntervals:
         self._starts, self._ends = _StepCounts(), _StepCounts()
 
     def add(self, events: PolledChunk, counts: Int64s) -> None:
-        """Add the next acks.
-
-        Args:
-            events: The next events.
-            counts: The number of entries that each of them acks.
-
-        Raises:
-            TraceError: An interval ends before an earlier one.
-        """
+        """Add the next acks."""
         at = np.flatnonzero(counts)
         if not len(at):
             return

@@ -108,15 +108,7 @@ class ReplayGroup:
         self, part: EventChunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
         *, blocked_until_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Replay the next events, and add to the sum of each policy's curve.
-
-        Args:
-            part: The events.
-            until_ms: See `CursorReplay.take`.
-            curves: The curves of all policies.
-            found: Receives their points.
-            blocked_until_ms: End of the time that counts as blocked; None for `until_ms`.
-        """
+        """Replay the next events, and add to the sum of each policy's curve."""
         counted_ms = until_ms if blocked_until_ms is None else blocked_until_ms
         piece = None
         for index, replay in self.replays.items():
@@ -181,12 +173,6 @@ class SubscriptionReplay:
     the recording, but are not under the policy, stay acked. A reset is that of the recording. A trace may begin with
     the state that a cursor had when it was opened: it is persisted at once, as after a reset, as far as the policy
     allows.
-
-    Args:
-        policies: The grid; None is the recording itself.
-        log: Ledger id -> entry count of the topic's message log at the end of the trace, rising.
-        is_polled: Whether it is a trace of polls: then there are two curves for each policy, the higher ones first and
-            then, in the same order, the lower ones.
     """
 
     def __init__(self, policies: Sequence[Policy | None], log: Mapping[int, int], *, is_polled: bool = False) -> None:
@@ -207,11 +193,7 @@ class SubscriptionReplay:
         self.latest_of_restart = NO_EVENTS
 
     def take(self, chunk: EventChunk) -> list[Points]:
-        """Replay the next chunk, and return the points of each policy's curve.
-
-        Raises:
-            TraceError: Its times go back.
-        """
+        """Replay the next chunk, and return the points of each policy's curve."""
         if (chunk.ts_ms[1:] < chunk.ts_ms[:-1]).any():
             raise TraceError(
                 "times go back within a chunk: run ackstate trace check for details; convert the trace again"

@@ -34,10 +34,6 @@ def make_class_archive() -> Path:
     """Create the archive again, with the classes that small estimates load, and return its path.
 
     It has 190 MB. Call this before Spark is started in this process, which cannot start it again.
-
-    Raises:
-        SparkUnavailableError: Spark does not start, or its virtual machine does not support archives.
-        OSError: It cannot be written.
     """
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     CLASS_ARCHIVE.unlink(missing_ok=True)

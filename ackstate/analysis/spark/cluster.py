@@ -32,9 +32,6 @@ def write_package(path: Path) -> int:
     """Write the package of this installation, and return the number of its files.
 
     The file is written atomically. The same sources give the same bytes.
-
-    Raises:
-        OSError: The disk is full or failed; `path` is unchanged.
     """
     count = 0
     with atomic_write(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -68,11 +65,7 @@ class ClusterError(AckStateError):
 
 
 def check_master(master: str) -> None:
-    """Check the form of a master and, if it is a standalone cluster's, that its port is open.
-
-    Raises:
-        ClusterError: The form is invalid, or the port is closed.
-    """
+    """Check the form of a master and, if it is a standalone cluster's, that its port is open."""
     if not _MASTER.fullmatch(master):
         raise ClusterError(f"the Spark master must be spark://HOST:PORT, yarn, k8s://... or local[N], got {master!r}")
     complaints = [_complaint(host, port) for host, port in _addresses(master)]
@@ -92,11 +85,7 @@ def is_on_loopback(master: str) -> bool:
 
 @contextmanager
 def answer_awaited(master: str) -> Iterator[None]:
-    """Raise a clear error if Spark gives up on a standalone master in the block.
-
-    Raises:
-        ClusterError: It has given up, after about a minute.
-    """
+    """Raise a clear error if Spark gives up on a standalone master in the block."""
     try:
         yield
     except Exception as error:
@@ -109,11 +98,7 @@ def answer_awaited(master: str) -> Iterator[None]:
 
 
 def await_executor(spark: SparkSession, master: str) -> None:
-    """Wait until a standalone cluster has started an executor.
-
-    Raises:
-        ClusterError: It has not within `EXECUTOR_SECONDS`.
-    """
+    """Wait until a standalone cluster has started an executor."""
     if not master.startswith(_STANDALONE):
         return
     deadline = time.monotonic() + EXECUTOR_SECONDS

@@ -31,15 +31,10 @@ class OneTaskEngine(NamedTuple):
 
 
 class OneTaskSource(NamedTuple):
-    """A trace whose files one worker reads.
+    """A trace whose files one worker reads."""
 
-    Attributes:
-        spark: The session.
-        local: The trace.
-    """
-
-    spark: SparkSession
-    local: LocalSource
+    spark: SparkSession  # The session
+    local: LocalSource  # The trace
 
     @property
     def has_intervals(self) -> bool:
@@ -54,12 +49,7 @@ class OneTaskSource(NamedTuple):
 
 @final
 class OneTaskRows:
-    """Rows that one task computes.
-
-    Args:
-        spark: The session.
-        rows: Computes the rows in the worker.
-    """
+    """Rows that one task computes."""
 
     def __init__(self, spark: SparkSession, rows: LocalRows) -> None:
         self._spark = spark

@@ -54,12 +54,7 @@ def local_session(*, cores: int = 2) -> SparkSession:
 
 
 def open_session(master: str | None = None) -> SparkSession:
-    """Start, or find, a Spark session that is quiet and reports failures in a sentence.
-
-    Raises:
-        SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
-        ClusterError: The cluster does not answer, or has no free resources.
-    """
+    """Start, or find, a Spark session that is quiet and reports failures in a sentence."""
     is_submitted = _SUBMITTED in os.environ
     if master is None and not is_submitted:
         master = f"local[{_CORES}]"
@@ -76,11 +71,7 @@ def open_session(master: str | None = None) -> SparkSession:
 
 
 def check_startable(master: str | None) -> None:
-    """Check, before anything else is done, what `open_session` needs on this machine, and the form of a master.
-
-    Raises:
-        SparkUnavailableError, ClusterError: As `open_session`.
-    """
+    """Check, before anything else is done, what `open_session` needs on this machine, and the form of a master."""
     if master is not None:
         check_master(master)
     if _SUBMITTED not in os.environ and not _is_running():

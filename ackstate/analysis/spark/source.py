@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 
 @final
 class SparkRows:
-    """A DataFrame as `Rows`.
-
-    Attributes:
-        frame: The DataFrame.
-    """
+    """A DataFrame as `Rows`."""
 
     def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame
+        self.frame = frame  # The DataFrame
 
     def through(self, step: Step, schema: pa.Schema) -> SparkRows:
         return SparkRows(self.frame.mapInArrow(step, from_arrow_schema(schema)))
@@ -54,29 +50,14 @@ if TYPE_CHECKING:
 
 
 class SparkSource(NamedTuple):
-    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
+    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`."""
 
-    Attributes:
-        trace: The DataFrame.
-        covered: The result of `check_trace`; None if Spark is to compute it.
-    """
-
-    trace: DataFrame
-    covered: Span | None = None
+    trace: DataFrame  # The DataFrame
+    covered: Span | None = None  # The result of `check_trace`; None if Spark is to compute it
 
     @classmethod
     def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; the checks that need only the files run at once.
-
-        Args:
-            spark: The session.
-            path: Location of the trace.
-            covered: The result of `ackstate.analysis.trace.parquet.check_trace`; None to call it here.
-
-        Raises:
-            TraceError: It is not a trace; see `check_trace`.
-            UnsupportedVersionError: It has another version.
-        """
+        """Find the files of a trace, a file or a directory; the checks that need only the files run at once."""
         covered = check_trace(path) if covered is None else covered
         columns = POLLED_SCHEMA if covered.has_intervals else TRACE_SCHEMA
         return cls(parquet_frame(spark, from_arrow_schema(columns), *trace_files(path)), covered)

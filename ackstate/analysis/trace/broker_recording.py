@@ -56,21 +56,13 @@ NO_RECORD = RecordId(-1, -1)
 
 
 class BrokerLife(NamedTuple):
-    """One process of a broker.
+    """One process of a broker."""
 
-    Attributes:
-        name: Unique.
-        broker: Its address.
-        timer_first_ms: The timer that flushes cursors was started at this time or later.
-        timer_last_ms: And at this time or earlier.
-        config: Keys of ``broker.conf``.
-    """
-
-    name: str
-    broker: str
-    timer_first_ms: int
-    timer_last_ms: int
-    config: Mapping[str, str]
+    name: str  # Unique
+    broker: str  # Its address
+    timer_first_ms: int  # The timer that flushes cursors was started at this time or later
+    timer_last_ms: int  # And at this time or earlier
+    config: Mapping[str, str]  # Keys of ``broker.conf``.
 
 
 class LineFields:
@@ -231,51 +223,30 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerEvent:
-    """One line. Which attributes it has depends on its kind.
+    """One line. Which attributes it has depends on its kind."""
 
-    Attributes:
-        kind: Its name.
-        ts_ms: When it happened; of an ack, when the command had been handled.
-        life: The process that wrote it.
-        place: File and line.
-        subject: The consumer or topic; None for a line about the whole recording.
-        entries: The entries concerned.
-        messages: Of published and delivered entries, the messages in each.
-        received_ms: Of an ack, when the command was received; -1 if unknown.
-        ack_type: ``Individual``, ``Cumulative`` or ``Transaction``.
-        before: The last record begun when an ack was received.
-        after: The same when it had been handled; of a look, the last record begun.
-        written: Of a look, the last record certainly written.
-        opened_ms: Of the first consumer of a cursor, when the cursor was opened; -1 otherwise.
-        mark_delete: Of a look, the position of the last record written; of the first consumer, the cursor's.
-        deleted: Of the first consumer, the ranges acked above it; None if unknown.
-        count: Number of dropped events.
-    """
-
-    kind: str
-    ts_ms: int
-    life: BrokerLife
-    place: tuple[Path, int]
-    subject: Subject | None = None
-    entries: tuple[LedgerEntries, ...] = ()
-    messages: int = 1
-    received_ms: int = -1
-    ack_type: str = ""
-    before: RecordId = NO_RECORD
-    after: RecordId = NO_RECORD
-    written: RecordId = NO_RECORD
-    opened_ms: int = -1
+    kind: str  # Its name
+    ts_ms: int  # When it happened; of an ack, when the command had been handled
+    life: BrokerLife  # The process that wrote it
+    place: tuple[Path, int]  # File and line
+    subject: Subject | None = None  # The consumer or topic; None for a line about the whole recording
+    entries: tuple[LedgerEntries, ...] = ()  # The entries concerned
+    messages: int = 1  # Of published and delivered entries, the messages in each
+    received_ms: int = -1  # Of an ack, when the command was received; -1 if unknown
+    ack_type: str = ""  # ``Individual``, ``Cumulative`` or ``Transaction``
+    before: RecordId = NO_RECORD  # The last record begun when an ack was received
+    after: RecordId = NO_RECORD  # The same when it had been handled; of a look, the last record begun
+    written: RecordId = NO_RECORD  # Of a look, the last record certainly written
+    opened_ms: int = -1  # Of the first consumer of a cursor, when the cursor was opened; -1 otherwise
+    # Of a look, the position of the last record written; of the first consumer, the cursor's.
     mark_delete: Position | None = None
+    # Of the first consumer, the ranges acked above it; None if unknown.
     deleted: tuple[tuple[Position, Position], ...] | None = ()
-    count: int = 0
+    count: int = 0  # Number of dropped events
 
 
 def recording_files(path: Path) -> list[Path]:
-    """Return the files of a recording in order: a directory's, or the file itself; none if it is something else.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the files of a recording in order: a directory's, or the file itself; none if it is something else."""
     if path.is_dir():
         return sorted(path.glob(FILE_GLOB))
     try:
@@ -286,17 +257,7 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def read_recording(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MAX) -> Iterator[BrokerEvent]:
-    """Yield the events of files by one or several brokers, those of each process in their order, merged by time.
-
-    Args:
-        files: The files, in any order.
-        text_bytes_max: Most bytes of text in each file, decompressed.
-
-    Raises:
-        TraceError: A line is invalid.
-        UnsupportedVersionError: A newer interceptor wrote a file.
-        OSError: A file cannot be read.
-    """
+    """Yield the events of files by one or several brokers, those of each process in their order, merged by time."""
     lives: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     for file in files:
         reader = _File(file, text_bytes_max)

@@ -43,17 +43,13 @@ _WORD_BITS = 64
 
 @final
 class BrokerRows:
-    """Converts events, and counts the events that a recording lacks.
-
-    Attributes:
-        published: The entries of each topic that were published, by the whole recording.
-        dropped: Events that the recorders dropped.
-        transactions: ACK commands of transactions, which are left out.
-    """
+    """Converts events, and counts the events that a recording lacks."""
 
     def __init__(self, published: Mapping[str, EntrySet]) -> None:
+        # The entries of each topic that were published, by the whole recording.
         self.published = defaultdict(EntrySet, published)
-        self.dropped = self.transactions = 0
+        self.dropped = 0  # events that the recorders dropped
+        self.transactions = 0  # ACK commands of transactions, which are left out
         self._published_ms: dict[str, int] = {}
         self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
         self._followed: dict[tuple[str, str], _FollowedCursor] = {}
@@ -403,11 +399,7 @@ def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | Non
 
 
 def _range_limit(life: BrokerLife) -> tuple[RangeForm, int | None]:
-    """Return the form of ranges in a broker's records, and how many it writes.
-
-    Raises:
-        TraceError: Its configuration cannot be read.
-    """
+    """Return the form of ranges in a broker's records, and how many it writes."""
     try:
         return _limit_of(tuple(life.config.items()))
     except ValueError as error:

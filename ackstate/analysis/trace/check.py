@@ -64,23 +64,14 @@ class Wrong(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BadRowsMax:
-    """A limit on the number of bad rows.
+    """A limit on the number of bad rows."""
 
-    Attributes:
-        count: Most bad rows; None for a share.
-        share: Largest share of bad rows among all rows, 0 to 1.
-    """
-
-    count: int | None = 0
-    share: float = 0.0
+    count: int | None = 0  # Most bad rows; None for a share
+    share: float = 0.0  # Largest share of bad rows among all rows, 0 to 1
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a number, ``12``, or a share, ``0.1%``.
-
-        Raises:
-            ValueError: It is neither.
-        """
+        """Read a number, ``12``, or a share, ``0.1%``."""
         match = _THRESHOLD.fullmatch(text)
         if match is None or (match[1] and float(match[1]) > 100):
             raise ValueError(f"must be a number such as 12 or a share such as 0.1%, got {text!r}")
@@ -97,17 +88,11 @@ class BadRowsMax:
 @final
 @dataclass(slots=True)
 class BadRows:
-    """Counts bad rows by reason, and stores samples of each.
+    """Counts bad rows by reason, and stores samples of each."""
 
-    Attributes:
-        rows: Number of rows, good and bad.
-        counts: Number of bad rows by reason.
-        samples: The first rows of each reason: place and content.
-    """
-
-    rows: int = 0
-    counts: dict[Wrong, int] = field(default_factory=dict)
-    samples: dict[Wrong, list[str]] = field(default_factory=dict)
+    rows: int = 0  # Number of rows, good and bad
+    counts: dict[Wrong, int] = field(default_factory=dict)  # Number of bad rows by reason
+    samples: dict[Wrong, list[str]] = field(default_factory=dict)  # The first rows of each reason: place and content
 
     @property
     def count(self) -> int:
@@ -124,17 +109,7 @@ class BadRows:
                 return
 
     def check(self, most: BadRowsMax, *, what: str, hint: str, finished: bool = True) -> None:
-        """Raise an error if too many rows are bad; a share is judged only when all rows are known.
-
-        Args:
-            most: The limit.
-            what: The name of the source.
-            hint: Advice for the user.
-            finished: Whether all rows are known.
-
-        Raises:
-            TraceError: Too many are bad; the message has the places of the first of each reason.
-        """
+        """Raise an error if too many rows are bad; a share is judged only when all rows are known."""
         if (finished or most.count is not None) and not most.allows(self.count, self.rows):
             so_far = "" if finished else " so far"
             said = "; ".join((*self.lines(), hint))
@@ -311,31 +286,18 @@ _LEDGERS = ("kind", "ledger_id", "last_entry")
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """The contents of a trace; every event of it is valid.
+    """The contents of a trace; every event of it is valid."""
 
-    Attributes:
-        trace: Its path.
-        sha256: Its `trace_hash`.
-        events: Number of events.
-        chunks: Number of chunks.
-        topics: Number of topics.
-        subscriptions: Number of subscriptions, not counting the topics themselves.
-        first_ts_ms: Time of the earliest event.
-        last_ts_ms: Time of the latest event.
-        kinds: Number of events by kind, named in small letters; kinds without events are omitted.
-        dropped_events: Events that the trace lacks because a recorder dropped them.
-    """
-
-    trace: str
-    sha256: str
-    events: int
-    chunks: int
-    topics: int
-    subscriptions: int
-    first_ts_ms: int
-    last_ts_ms: int
-    kinds: dict[str, int]
-    dropped_events: int = 0
+    trace: str  # Its path
+    sha256: str  # Its `trace_hash`
+    events: int  # Number of events
+    chunks: int  # Number of chunks
+    topics: int  # Number of topics
+    subscriptions: int  # Number of subscriptions, not counting the topics themselves
+    first_ts_ms: int  # Time of the earliest event
+    last_ts_ms: int  # Time of the latest event
+    kinds: dict[str, int]  # Number of events by kind, named in small letters; kinds without events are omitted
+    dropped_events: int = 0  # Events that the trace lacks because a recorder dropped them
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -357,10 +319,6 @@ def trace_hash(path: Location) -> str:
     """Return a SHA-256 in hexadecimal that identifies a trace: that of its files' SHA-256s, in order of days and names.
 
     It does not depend on the path of the trace or the names of its files, only on their order and bytes.
-
-    Raises:
-        TraceError: There is no trace.
-        OSError: A file cannot be read.
     """
     whole = hashlib.sha256()
     for file in (file for day in days_of(path) for file in trace_files(day)):
@@ -377,11 +335,6 @@ def check_events(
     Memory: a row group of its files, about a kilobyte for each subscription, and a bitmap of the published and the
     acked entries of each topic. Chunks that the files hold out of order are held until the chunks before them have
     come.
-
-    Raises:
-        TraceError: It is not a trace, or an event is invalid; the message has the reason and the place.
-        UnsupportedVersionError: It has another version.
-        OSError: It cannot be read.
     """
     span = check_trace(path, is_timed=False)
     check = _TraceCheck()
@@ -496,11 +449,7 @@ def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
 
 
 def read_chunks(path: Location) -> Iterator[CheckedChunk]:
-    """Yield every chunk of a trace, in the order of the files; its events are not checked yet.
-
-    Raises:
-        TraceError: A file is damaged, or is no trace.
-    """
+    """Yield every chunk of a trace, in the order of the files; its events are not checked yet."""
     for file in trace_files(path):
         try:
             with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:

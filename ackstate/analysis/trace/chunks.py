@@ -57,10 +57,7 @@ _NUMBER = struct.Struct("<q")
 
 
 def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
-    """Return numbers as bytes.
-
-    Complexity: O(numbers).
-    """
+    """Return numbers as bytes."""
     numbers = numbers.astype(np.int64, copy=False)
     if len(numbers) < 2:
         return _packed(0, numbers)
@@ -71,17 +68,7 @@ def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
 
 
 def unpack(data: memoryview, count: int, at: int = 0, out: Int64s | None = None) -> tuple[Int64s, int]:
-    """Return `count` numbers that start at a byte, and the byte after them.
-
-    Args:
-        data: Bytes with the numbers.
-        count: Number of numbers.
-        at: First byte of the numbers.
-        out: Destination, of this length; None for a new array.
-
-    Raises:
-        ValueError: The bytes do not hold such numbers.
-    """
+    """Return `count` numbers that start at a byte, and the byte after them."""
     if at >= len(data):
         raise ValueError("no packed numbers")
     form = data[at]
@@ -185,19 +172,12 @@ class PolledEvents(NamedTuple):
 
 
 class ChunkRow(NamedTuple):
-    """A chunk to write.
+    """A chunk to write."""
 
-    Attributes:
-        key: Its topic and subscription.
-        chunk: Its number in the subscription.
-        first_seq: The `seq` of its first event.
-        events: At least one.
-    """
-
-    key: tuple[str, str]
-    chunk: int
-    first_seq: int
-    events: Events | PolledEvents
+    key: tuple[str, str]  # Its topic and subscription
+    chunk: int  # Its number in the subscription
+    first_seq: int  # The `seq` of its first event
+    events: Events | PolledEvents  # At least one
 
 
 def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
@@ -236,10 +216,7 @@ def _ledgers_of(events: Sequence[Events | PolledEvents]) -> pa.Array:
 
 
 def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.NDArray[np.int64]:
-    """Return the entries that events name, a row for each field of `LEDGERS_TYPE` and a column for each ledger.
-
-    Complexity: O(events), and O(n log n) for n changes of the ledger from one event to the next.
-    """
+    """Return the entries that events name, a row for each field of `LEDGERS_TYPE` and a column for each ledger."""
     begins = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
     begins = begins[ledger_id[begins] >= 0] if len(begins) else begins
     if not len(begins):
@@ -281,11 +258,7 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    """Return the offsets of each row's events, including the end of the last, and columns of all rows' events.
-
-    Raises:
-        TraceError: The columns of a row differ in length, or are empty or damaged.
-    """
+    """Return the offsets of each row's events, including the end of the last, and columns of all rows' events."""
     counts = batch["event_count"].fill_null(0).to_numpy()
     for row in np.flatnonzero(counts < 1)[:1].tolist():
         damaged(batch, row, "it has no events")
@@ -300,11 +273,7 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
 
 
 def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
-    """Check that the ledgers of rows are those that their events name.
-
-    Raises:
-        TraceError: They differ.
-    """
+    """Check that the ledgers of rows are those that their events name."""
     told, columns = ledgers_told(batch)
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         named = named_entries(kind[begin:end], ledger_id[begin:end], last_entry[begin:end])
@@ -313,11 +282,7 @@ def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_i
 
 
 def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
-    """Return the offset of each row's ledgers, and all rows' ledgers as `named_entries` returns them.
-
-    Raises:
-        TraceError: A row lacks them.
-    """
+    """Return the offset of each row's ledgers, and all rows' ledgers as `named_entries` returns them."""
     column = batch["ledgers"]
     for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[:1].tolist():
         damaged(batch, row, "it has no 'ledgers'")
@@ -341,11 +306,7 @@ def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool
 
 
 def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
-    """Raise `TraceError` for a row.
-
-    Raises:
-        TraceError: Always.
-    """
+    """Raise `TraceError` for a row."""
     keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
     chunk = " of ".join(str(each) for each in keys if each not in {"", None})
     raise TraceError(f"not a trace, damaged chunk {chunk}{what and f': {what}'}")
@@ -372,21 +333,7 @@ _CHUNKS_PER_ROW_GROUP = 4_096
 
 @final
 class ChunkWriter:
-    """Writes a Parquet file of a trace. Memory: a row group.
-
-    Args:
-        file: The file to write; the caller moves it into the trace when it is closed.
-        polled_until_ms: The time of the last poll of a trace of polls; -1 if unknown.
-        written: For a further file of a trace, the number of chunks and of events of each (topic, subscription) in the
-            files before it; None if the file is a whole trace.
-
-    Attributes:
-        events: Number of events so far.
-        dropped_events: Events that the source lacks because its recorder dropped them; may be set until the end.
-
-    Raises:
-        OSError: The disk is full or failed; any call may raise it.
-    """
+    """Writes a Parquet file of a trace, or a further one after those that `written` counts. Memory: a row group."""
 
     def __init__(
         self,
@@ -395,7 +342,8 @@ class ChunkWriter:
         written: Mapping[tuple[str, str], tuple[int, int]] | None = None,
         polled_until_ms: int = -1,
     ) -> None:
-        self.events = self.dropped_events = 0
+        self.events = 0
+        self.dropped_events = 0  # that the source lacks, because its recorder dropped them; may be set until the end
         self._notes = {FILES_KEY: ONLY if written is None else SEVERAL}
         if polled_until_ms >= 0:
             self._notes[POLLED_UNTIL_KEY] = str(polled_until_ms).encode()

@@ -56,11 +56,7 @@ _BATCH_ROWS = 1 << 17
 
 
 def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
-    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file that is read.
-
-    Raises:
-        TraceError: The file is cut short or damaged, or a column is missing or of another type.
-    """
+    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file so far."""
     try:
         with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
             columns = _columns(file, parquet.schema_arrow)
@@ -201,11 +197,6 @@ class EventSorter:
 
     Memory: `WAITING_MAX` rows; for each subscription about a kilobyte; a bitmap of the published and the acked entries
     of each topic.
-
-    Args:
-        writer: Receives the chunks.
-        bad_rows: Receives the rows that contradict earlier ones; they are skipped.
-        place: Returns the place of a row, by the number of its source and its own.
     """
 
     def __init__(self, writer: ChunkWriter, bad_rows: BadRows, place: Callable[[int, int], str]) -> None:
@@ -289,19 +280,12 @@ _HINT = "correct them, or skip them with --bad-rows-max"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion.
+    """The result of a conversion."""
 
-    Attributes:
-        events: Number of events in the trace.
-        bad_rows: The rows that were skipped; a recording has none.
-        dropped: Events that recorders of brokers dropped.
-        transactions: ACK commands of transactions in recordings of brokers, which are left out.
-    """
-
-    events: int
-    bad_rows: BadRows = field(default_factory=BadRows)
-    dropped: int = 0
-    transactions: int = 0
+    events: int  # Number of events in the trace
+    bad_rows: BadRows = field(default_factory=BadRows)  # The rows that were skipped; a recording has none
+    dropped: int = 0  # Events that recorders of brokers dropped
+    transactions: int = 0  # ACK commands of transactions in recordings of brokers, which are left out
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; a recording has no rows."""
@@ -327,22 +311,7 @@ def convert(
     text_bytes_max: int = TEXT_BYTES_MAX,
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
-    """Write one trace from all sources, read in order; it appears at `out` when it is complete.
-
-    Args:
-        sources: One recording; or any number of files of JSON lines, logs of ACK commands (both possibly compressed
-            with gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these; or
-            files of the broker interceptor, or directories of these.
-        out: The trace; an existing one is replaced.
-        bad_rows_max: Limit on the bad rows that are skipped; by default none.
-        text_bytes_max: Most bytes of text in each file, decompressed.
-        progress: Called with the bytes read so far, and the total if known.
-
-    Raises:
-        TraceError: A source is missing, damaged or none of these, too many rows are bad, or there is no event.
-        UnsupportedVersionError: It has another version.
-        OSError: A file cannot be read, or the trace not written; `out` is unchanged.
-    """
+    """Write one trace from all sources, read in order; it appears at `out` when it is complete."""
     of_brokers = [recording_files(source) if _is_file(source) else [] for source in sources]
     is_of_brokers = any(of_brokers)
     for source, found in zip(sources, of_brokers, strict=True):

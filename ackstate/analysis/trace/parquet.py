@@ -74,11 +74,7 @@ def footer(file: Location) -> tuple[int, bytes]:
 
 
 def write_manifest(directory: Location, names: Iterable[str] | None = None) -> None:
-    """List the Parquet files of a trace that is complete.
-
-    Raises:
-        OSError: The disk is full or failed.
-    """
+    """List the Parquet files of a trace that is complete."""
     if names is None:
         names = [file.name for file in directory.glob("*.parquet")]
     files = {name: _entry(directory / name) for name in sorted(names)}
@@ -86,24 +82,13 @@ def write_manifest(directory: Location, names: Iterable[str] | None = None) -> N
 
 
 def listed_names(directory: Location) -> frozenset[str] | None:
-    """Return the files that a manifest lists; None without one.
-
-    Raises:
-        TraceError: It is damaged.
-        UnsupportedVersionError: It has another version.
-        OSError: It cannot be read.
-    """
+    """Return the files that a manifest lists; None without one."""
     manifest = directory / MANIFEST
     return frozenset(_read(manifest)) if manifest.exists() else None
 
 
 def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mapping[str, Any]] | None:
-    """Check that a trace has the files that its manifest lists, and return the manifest; None without one.
-
-    Raises:
-        TraceError: A file is missing, or does not belong to the trace; or the manifest is damaged.
-        UnsupportedVersionError: A newer release wrote the manifest.
-    """
+    """Check that a trace has the files that its manifest lists, and return the manifest; None without one."""
     if not path.is_dir() or not (path / MANIFEST).exists():
         return None
     listed = _read(path / MANIFEST)
@@ -119,11 +104,7 @@ def check_names(path: Location, files: Sequence[Location]) -> Mapping[str, Mappi
 def check_files(
     path: Location, stated: Mapping[Location, bytes | None], listed: Mapping[str, Mapping[str, Any]] | None
 ) -> None:
-    """Check that a trace is complete, and that its files were written together.
-
-    Raises:
-        TraceError: A file is missing, or belongs to another trace.
-    """
+    """Check that a trace is complete, and that its files were written together."""
     if listed is not None:
         for file in stated:
             if listed[file.name] != _entry(file):
@@ -173,15 +154,10 @@ _OF_A_RUN = re.compile(r"part-\d+-[0-9a-f]{32}\.parquet")
 
 
 class NewFiles(NamedTuple):
-    """The destination of the files of a new trace.
+    """The destination of the files of a new trace."""
 
-    Attributes:
-        directory: A new local directory; in a store, the directory of the trace.
-        run: In a store, a unique part of their names; else empty.
-    """
-
-    directory: Location
-    run: str = ""
+    directory: Location  # A new local directory; in a store, the directory of the trace
+    run: str = ""  # In a store, a unique part of their names; else empty
 
     def file(self, number: int = 0) -> Location:
         """Return the file of a number; readers read files in order of their numbers."""
@@ -193,9 +169,6 @@ def committed_in_store(directory: StorePath) -> Iterator[NewFiles]:
     """Yield the destination of the files of a trace; its manifest, written last, commits them.
 
     The files of the previous manifest are then deleted. After an error the new files are deleted instead.
-
-    Raises:
-        OSError: The store failed; readers see the previous trace.
     """
     files = NewFiles(directory, uuid4().hex)
     try:
@@ -255,11 +228,6 @@ def write_trace(frames: Iterable[Frame], path: Location) -> int:
 
     The trace appears at `path` when it is complete: a directory with one Parquet file, renamed into place. An existing
     trace is replaced.
-
-    Raises:
-        TraceError: There is no event, or `path` exists and is not a trace.
-        UnsupportedVersionError: The trace at `path` has another version.
-        OSError: The disk is full or failed; `path` is unchanged.
     """
     with new_trace(path) as files:
         with ChunkWriter(files.file()) as writer:
@@ -275,9 +243,6 @@ def new_trace(path: Location) -> Iterator[NewFiles]:
 
     If there are several files, the block adds a manifest: `ackstate.analysis.trace.parquet.write_manifest`. In a store
     each trace has one, which is written when the block has ended.
-
-    Raises:
-        As `write_trace`; an error of the block is raised again, and `path` is unchanged.
     """
     check_replaceable(path)
     if isinstance(path, StorePath):
@@ -299,13 +264,7 @@ def new_trace(path: Location) -> Iterator[NewFiles]:
 
 
 def check_replaceable(path: Location) -> None:
-    """Check that replacing `path` would destroy only a trace, or an empty directory.
-
-    Raises:
-        TraceError: There is something else, or a trace with other files in it.
-        UnsupportedVersionError: It has another version.
-        OSError: The directory cannot be read.
-    """
+    """Check that replacing `path` would destroy only a trace, or an empty directory."""
     if path.is_dir():
         entries: list[Location] = list(path.iterdir())
         for stranger in sorted(each.name for each in entries if not _is_of_trace(each)):
@@ -330,10 +289,6 @@ def trace_files(path: Location) -> list[Location]:
     """Return the Parquet files of a trace, a file or a directory, in order of their names.
 
     In a store, which may have files of unfinished writers, these are the files that the manifest lists.
-
-    Raises:
-        TraceError: There are none, or one has a name that is not UTF-8; or as `listed_names`.
-        OSError: The directory cannot be read.
     """
     _check_name(path)
     if not path.exists():
@@ -365,41 +320,20 @@ def _check_name(path: Location) -> None:
 
 
 class Span(NamedTuple):
-    """The extent of a trace.
+    """The extent of a trace."""
 
-    Attributes:
-        begin_ms: Its first millisecond.
-        end_ms: Its last millisecond: that of the last event, or of a later poll.
-        chunk_count: Number of its chunks.
-        row_groups_max: Number of row groups in the file that has most.
-        size_bytes: Uncompressed size of its columns.
-        has_intervals: Whether it is a trace of polls, whose events have intervals instead of times.
-        dropped_events: Events that it lacks because a recorder dropped them.
-        days: The names of the days, if it is a directory of daily traces.
-    """
-
-    begin_ms: int
-    end_ms: int
-    chunk_count: int
-    row_groups_max: int = 1
-    size_bytes: int = 0
-    has_intervals: bool = False
-    dropped_events: int = 0
-    days: tuple[str, ...] = ()
+    begin_ms: int  # Its first millisecond
+    end_ms: int  # Its last millisecond: that of the last event, or of a later poll
+    chunk_count: int  # Number of its chunks
+    row_groups_max: int = 1  # Number of row groups in the file that has most
+    size_bytes: int = 0  # Uncompressed size of its columns
+    has_intervals: bool = False  # Whether it is a trace of polls, whose events have intervals instead of times
+    dropped_events: int = 0  # Events that it lacks because a recorder dropped them
+    days: tuple[str, ...] = ()  # The names of the days, if it is a directory of daily traces
 
 
 def check_trace(path: Location, *, is_timed: bool = True) -> Span:
-    """Check the footers and the chunk numbers of a Parquet trace, and return its extent.
-
-    Args:
-        path: A file or a directory.
-        is_timed: Whether to refuse invalid times; `check_events` names the event.
-
-    Raises:
-        TraceError: It is missing, empty or cut short, or has wrong columns, or lacks or repeats a chunk or a file.
-        UnsupportedVersionError: It has another version.
-        OSError: The directory cannot be read.
-    """
+    """Check the footers and the chunk numbers of a Parquet trace, and return its extent."""
     # One bit per chunk: memory stays small even for a trace of billions of events.
     found: dict[tuple[str, str], BitMap] = defaultdict(BitMap)
     begins: list[int] = []
@@ -587,10 +521,6 @@ def days_of(path: Location) -> list[Location]:
 
     A day is a directory such as ``day=2026-11-20``, or a Parquet file with a date in its name. If nothing happened, its
     directory may be empty, and is left out. If the names are dates, none may be missing.
-
-    Raises:
-        TraceError: A day is missing, or there is a trace beside the days.
-        OSError: The directory cannot be read.
     """
     if not path.is_dir() or (path / MANIFEST).exists():
         return [path]
@@ -611,13 +541,7 @@ def days_of(path: Location) -> list[Location]:
 
 
 def check_days(path: Location) -> list[Day]:
-    """Check the trace at a path, or those of all days: `check_trace` of each, and that each begins after the last.
-
-    Raises:
-        TraceError: As `days_of` or `check_trace`; or a day begins too early, or is another kind of trace.
-        UnsupportedVersionError: A newer release wrote one of them.
-        OSError: A directory cannot be read.
-    """
+    """Check the trace at a path, or those of all days: `check_trace` of each, and that each begins after the last."""
     days = [Day(each, check_trace(each)) for each in days_of(path)]
     for before, after in pairwise(days):
         last, covered = before.covered, after.covered

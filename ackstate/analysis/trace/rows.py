@@ -44,32 +44,20 @@ _NAMING = np.array(sorted(NAMES_ENTRIES))
 
 
 class TraceRows(NamedTuple):
-    """Rows that are valid by themselves, in the order in which they were read.
+    """Rows that are valid by themselves, in the order in which they were read."""
 
-    Attributes:
-        keys: Every (topic, subscription) that occurs; the latter is empty for events of the topic itself.
-        key: The index in `keys` of each row.
-        values: The columns of `Events`, then the rows' `seq`, or `NO_SEQ` if a row lacks it, then the number of the
-            line or row of each, from 1.
-    """
-
+    # Every (topic, subscription) that occurs; the latter is empty for events of the topic itself.
     keys: list[tuple[str, str]]
-    key: Int64s
+    key: Int64s  # The index in `keys` of each row
+    # The columns of `Events`, then the rows' `seq`, or `NO_SEQ` if a row lacks it, then the number of the line or row
+    # of each, from 1.
     values: Int64s
 
 
 def checked_rows(
     table: pa.Table, numbers: Int64s, *, clock: TraceClock, bad_rows: BadRows, place: Callable[[int], str]
 ) -> TraceRows:
-    """Return the rows of a table that are valid by themselves, and count the others.
-
-    Args:
-        table: Columns as `ROW_SCHEMA`, which may be missing, or the kind a number.
-        numbers: The number of each row in its file.
-        clock: The clock of the trace.
-        bad_rows: Receives the bad rows, and the number of all.
-        place: Returns the place of a row by its number.
-    """
+    """Return the rows of a table that are valid by themselves, and count the others."""
     bad_rows.rows += table.num_rows
     topic, subscription = (_names(table, name) for name in ("topic", "subscription"))
     kind, kind_text = _kinds(table)
@@ -209,17 +197,11 @@ _TEXT = frozenset(("topic", "subscription", "kind"))
 
 
 class Block(NamedTuple):
-    """Whole lines.
+    """Whole lines."""
 
-    Attributes:
-        data: The bytes.
-        first_number: Number of the first line, from 1.
-        done: Bytes of the file read for this block and those before it.
-    """
-
-    data: bytes
-    first_number: int
-    done: int
+    data: bytes  # The bytes
+    first_number: int  # Number of the first line, from 1
+    done: int  # Bytes of the file read for this block and those before it
 
 
 @contextmanager
@@ -244,11 +226,7 @@ def open_text(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
 def text_blocks(
     path: Path, text: IO[bytes], position: Callable[[], int], *, bytes_max: int = TEXT_BYTES_MAX
 ) -> Iterator[Block]:
-    """Cut text into blocks of whole lines.
-
-    Raises:
-        TraceError: A line is too long, or the text is larger than `bytes_max`, decompressed.
-    """
+    """Cut text into blocks of whole lines."""
     number, rest, size = 1, b"", 0
     while data := text.read(_BLOCK_BYTES):
         size += len(data)
