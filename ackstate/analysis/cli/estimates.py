@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.estimate.results import SweepResult
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.parquet import Day
+    from ackstate.analysis.trace.parquet import Span
 
 
 # Bytes of columns times policies. A shuffle costs Spark three seconds, in which one worker replays more than this.
@@ -76,7 +76,7 @@ def estimated(
     report: ReportFiles | None = None,
     current: CurrentPolicy | None = None,
     is_recorded_current: bool = False,
-    days: Sequence[Day] | None = None,
+    days: Sequence[Span] | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
@@ -181,7 +181,8 @@ def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[R
 
     spark = session()
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
-    with shown_stages(spark, progress):
+    task = progress.add_task("Spark computes every instant", total=None)
+    with shown_stages(spark, progress, task, "Spark"):
         yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
 
 

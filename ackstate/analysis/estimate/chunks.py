@@ -16,12 +16,10 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import CompactChunk, EventChunk, NewlyAckedRuns, acks_alone
+from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
 from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.trace.check import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 from ackstate.analysis.trace.chunks import (
-    check_ledgers,
-    damaged,
     events_of,
     has_intervals,
     ledgers_told,
@@ -31,9 +29,8 @@ from ackstate.analysis.trace.chunks import (
     refuse,
     unpack,
 )
-from ackstate.analysis.trace.events import NAMES_ENTRIES, POLLED_KINDS, POLLED_ONLY, EventKind, TraceError
+from ackstate.analysis.trace.events import POLLED_KINDS, POLLED_ONLY, EventKind, TraceError
 from ackstate.analysis.trace.parquet import DAY_SEQ
-from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +38,9 @@ if TYPE_CHECKING:
     from ackstate.analysis.estimate.engine import Rows, TraceSource
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
+
+    Key = tuple[str, str]
+    _Row = tuple[pa.RecordBatch, int]
 
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
@@ -62,7 +62,9 @@ def compact(chunk: EventChunk) -> EventChunk:
     lasts = np.flatnonzero(is_last)
     none = np.full(len(lasts), -1)
     small = CompactChunk(chunk.ts_ms[lasts], chunk.kind[lasts], none, none, none)
-    small.acked, news = acks_alone(chunk)
+    acks = AckAccumulator()
+    news = by_position(acks.take(chunk))
+    small.acked = acks.acked
     # For each event, the number of compact events that end before it.
     small.news = _welded(news._replace(event=(np.cumsum(is_last) - is_last)[news.event]))
     return small
@@ -152,7 +154,6 @@ _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_t
 _NAMES = ("topic", "subscription", "chunk")
 LEDGER_COLUMNS = (*_NAMES, "event_count", "ledgers")
 """The columns that `ledgers` reads from a trace."""
-_NAMING = tuple(NAMES_ENTRIES)
 _POLLED = np.array(sorted(POLLED_KINDS))
 _OF_POLLS = ("until_ms", "number")
 # At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
@@ -171,7 +172,6 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Ite
     for batch in chain.from_iterable(map(pieces, batches)):
         is_polled = has_intervals(batch.schema)
         starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
-        _check_events(batch, starts, EventChunk(*columns[: len(EventChunk._fields)]))
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
         subscriptions = batch["subscription"].to_pylist()
@@ -282,24 +282,6 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     return offsets, columns
 
 
-def _check_events(batch: pa.RecordBatch, offsets: Int64s, events: EventChunk) -> None:
-    """Raise `TraceError` if a row disagrees with its events on times or ledgers, or an event lacks its entries."""
-    for name, ends in (("first_ts_ms", offsets[:-1]), ("last_ts_ms", offsets[1:] - 1)):
-        for row in np.flatnonzero(batch[name].to_numpy() != events.ts_ms[ends])[:1].tolist():
-            damaged(batch, row, f"{name!r} is not the time of its event")
-    is_naming = events.is_any_of(_NAMING)
-    is_wrong = (events.ledger_id < 0) | (events.first_entry < 0) | (events.last_entry > ENTRY_ID_MAX)
-    refuse(
-        batch, offsets, (is_naming & is_wrong) | (events.last_entry < events.first_entry), "an event names no entries"
-    )
-    check_ledgers(batch, offsets, events.kind, events.ledger_id, events.last_entry)
-
-
-if TYPE_CHECKING:
-    Key = tuple[str, str]
-    _Row = tuple[pa.RecordBatch, int]
-
-
 # A sequence of these events is reduced to one.
 _MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
 
@@ -354,7 +336,7 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
     Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
     """
     is_small = all(map(takes_compact, policies))
-    columns = chunk_columns(has_intervals=trace.has_intervals)
+    columns = chunk_columns(has_intervals=trace.span.has_intervals)
     chunks = trace.read(columns, partial(packed_chunks, is_compact=is_small), PACKED)
     named = trace.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",))
     is_log_needed = any(policy is not None for policy in policies)

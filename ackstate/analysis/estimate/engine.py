@@ -18,13 +18,12 @@ import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.chunks import ROWS_AT_ONCE
 from ackstate.analysis.trace.events import TraceError
-from ackstate.analysis.trace.parquet import DAY_SEQ, Span, check_trace, span_of, trace_files
+from ackstate.analysis.trace.parquet import DAY_SEQ, Span, check_trace, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.parquet import Day
 
 
 if TYPE_CHECKING:
@@ -120,12 +119,8 @@ class TraceSource(Protocol):
     """A trace that can be replayed."""
 
     @property
-    def has_intervals(self) -> bool:
-        """Whether it is a trace of polls, of which each estimate has a low and a high."""
-        ...
-
     def span(self) -> Span:
-        """Return the time span of the trace; without chunks the times are 0."""
+        """The extent of the trace."""
         ...
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
@@ -136,8 +131,8 @@ class TraceSource(Protocol):
 class Engine(Protocol):
     """Replays traces: this process, or Spark."""
 
-    def trace(self, path: Location, covered: Span | None = None) -> TraceSource:
-        """Find the files of a trace, a file or a directory."""
+    def trace(self, span: Span) -> TraceSource:
+        """Return a trace as this engine reads it."""
         ...
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
@@ -145,9 +140,9 @@ class Engine(Protocol):
         ...
 
 
-def trace_of(engine: Engine, days: Sequence[Day]) -> TraceSource:
+def trace_of(engine: Engine, days: Sequence[Span]) -> TraceSource:
     """Return a trace, or those of several days as one."""
-    sources = tuple(engine.trace(day.path, day.covered) for day in days)
+    sources = tuple(map(engine.trace, days))
     return sources[0] if len(sources) == 1 else DailyTrace(sources, span_of(days))
 
 
@@ -155,22 +150,13 @@ class DailyTrace(NamedTuple):
     """The traces of successive days as one, in which `seq` goes on from day to day."""
 
     days: tuple[TraceSource, ...]
-    covered: Span
-
-    @property
-    def has_intervals(self) -> bool:
-        """See `TraceSource`."""
-        return self.covered.has_intervals
-
-    def span(self) -> Span:
-        """See `TraceSource`."""
-        return self.covered
+    span: Span
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
         """See `TraceSource`."""
         return joined(
             [
-                day.read(columns, partial(_of_day, step=step, number=number, name=self.covered.days[number]), schema)
+                day.read(columns, partial(_of_day, step=step, number=number, name=self.span.days[number]), schema)
                 for number, day in enumerate(self.days)
             ]
         )
@@ -194,8 +180,8 @@ def _later(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
 class LocalEngine:
     """This process."""
 
-    def trace(self, path: Location, covered: Span | None = None) -> LocalSource:
-        return LocalSource.of(path, covered)
+    def trace(self, span: Span) -> LocalSource:
+        return LocalSource(span)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -204,33 +190,25 @@ class LocalEngine:
 class LocalSource(NamedTuple):
     """A trace whose files this process reads."""
 
-    files: tuple[Location, ...]
-    covered: Span
+    span: Span
 
     @classmethod
-    def of(cls, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; arguments and errors as in `SparkSource.of`."""
-        return cls(tuple(trace_files(path)), check_trace(path) if covered is None else covered)
-
-    @property
-    def has_intervals(self) -> bool:
-        return self.covered.has_intervals
-
-    def span(self) -> Span:
-        return self.covered
+    def of(cls, path: Location) -> Self:
+        """Check the files of a trace, a file or a directory; errors as `check_trace`."""
+        return cls(check_trace(path))
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:
         """See `TraceSource`; threads read shares of the files, mostly outside of Python's global lock."""
-        cores = os.cpu_count() or 1
-        shares = min(-(-_SHARES_PER_CORE * cores // len(self.files)), self.covered.row_groups_max)
+        files, cores = self.span.files, os.cpu_count() or 1
+        shares = min(-(-_SHARES_PER_CORE * cores // len(files)), self.span.row_groups_max)
 
         def of_share(number: int) -> list[pa.RecordBatch]:
             file, share = divmod(number, shares)
-            return list(step(_row_groups(self.files[file], columns, share, shares)))
+            return list(step(_row_groups(files[file], columns, share, shares)))
 
         def batches() -> Iterator[pa.RecordBatch]:
             with ThreadPoolExecutor(cores) as pool:
-                for found in pool.map(of_share, range(len(self.files) * shares)):
+                for found in pool.map(of_share, range(len(files) * shares)):
                     yield from found
 
         return LocalRows(batches, schema)

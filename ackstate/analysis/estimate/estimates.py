@@ -68,7 +68,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
     three numbers for each crash: redelivery, redelivery if the persist in progress had been written, and whether
     a persist was in progress.
     """
-    span = source.span()
+    span = source.span
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
     if span.has_intervals:

@@ -141,7 +141,7 @@ def _without_idle_change(
 
 
 def _choose(possible: Sequence[PolicyResult], current: PolicyResult) -> PolicyResult | None:
-    front = _front(possible)
+    front = unbeaten(possible)
     better = [each for each in front if current.badness[0] - each.badness[0] > _least_gain(current)]
     compared = front if current.policy is AS_RECORDED else [*front, current]
     most = [max(values) for values in zip(*(each.badness for each in [*compared, current]), strict=True)]
@@ -153,7 +153,7 @@ def _least_gain(current: PolicyResult) -> float:
     return max(GAIN_MIN * current.badness[0], _MESSAGES_MIN)
 
 
-def _front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
+def unbeaten(results: Sequence[PolicyResult]) -> list[PolicyResult]:
     """Return the policies that no other beats, in the given order."""
     ranked = sorted(((each.badness, number) for number, each in enumerate(results)))
     front: list[tuple[tuple[float, ...], int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend
+from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend, unbeaten
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
 
 if TYPE_CHECKING:
@@ -284,14 +284,5 @@ def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
 
 
 def _with_front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
-    rivals = [each.badness for each in results if each.policy is not AS_RECORDED and each.estimates]
-    return [PolicyResult(each.policy, each.estimates, is_on_front=_is_unbeaten(each, rivals)) for each in results]
-
-
-def _is_unbeaten(result: PolicyResult, rivals: Sequence[tuple[float, ...]]) -> bool:
-    if result.policy is AS_RECORDED or not result.estimates:
-        return False
-    mine = result.badness
-    return not any(
-        rival != mine and all(theirs <= ours for theirs, ours in zip(rival, mine, strict=True)) for rival in rivals
-    )
+    front = unbeaten([each for each in results if each.policy is not AS_RECORDED and each.estimates])
+    return [replace(each, is_on_front=any(each is other for other in front)) for each in results]

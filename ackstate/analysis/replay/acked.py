@@ -199,36 +199,6 @@ class AckAccumulator:
         return NewlyAckedRuns(indexes[owners[first_at]], np.full(len(new), ledger_id), new, new + 1)
 
 
-def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
-    """Return the entries that the ACK and MARK_DELETE events of one chunk ack, and the first acks in order of position.
-
-    As `AckAccumulator.take` of the chunk alone, and `by_position` of its result: one sort serves both.
-    """
-    indexes = np.flatnonzero(chunk.is_any_of((EventKind.ACK, EventKind.MARK_DELETE)))
-    first, last = chunk.first_entry[indexes], chunk.last_entry[indexes]
-    if not len(indexes) or (last - first >= _SHORT_RUN_MAX).any():
-        fold = AckAccumulator()
-        runs = by_position(fold.take(chunk))
-        return fold.acked, runs
-    entries = first
-    if (first != last).any():
-        entries, owners = _spelled_out(first, last)
-        indexes = indexes[owners]
-    ledger_ids = chunk.ledger_id[indexes]
-    is_one_ledger = bool((ledger_ids == ledger_ids[0]).all())
-    order = np.argsort(entries, kind="stable") if is_one_ledger else np.lexsort((entries, ledger_ids))
-    entries = entries[order]
-    begins = np.append(True, entries[1:] != entries[:-1])
-    if not is_one_ledger:
-        in_order = ledger_ids[order]
-        begins[1:] |= in_order[1:] != in_order[:-1]
-    if not begins.all():
-        order, entries = order[begins], entries[begins]
-    ledger_ids = ledger_ids[order]
-    acked = {ledger_id: _bitmap(entries[begin:end]) for ledger_id, begin, end in _ledgers_of(ledger_ids)}
-    return acked, NewlyAckedRuns(indexes[order], ledger_ids, entries, entries + 1)
-
-
 def by_position(runs: NewlyAckedRuns) -> NewlyAckedRuns:
     """Return disjoint runs in order of position."""
     rises = runs.ledger_id[1:] > runs.ledger_id[:-1]

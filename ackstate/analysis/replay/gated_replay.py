@@ -26,18 +26,18 @@ from pyroaring import BitMap
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, NewlyAckedRuns
 from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.curves import Epochs
+from ackstate.analysis.trace.chunks import bitmaps_of
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.deleted_ranges import MINUS_ONE_BYTES, firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 from ackstate.dispatch.admission import Admission, Sent
-from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
@@ -143,8 +143,10 @@ class OpenRun(NamedTuple):
     @classmethod
     def of(cls, events: EventChunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
         """Return the effects of some events on a cursor."""
-        acked = dict(_entries(events, np.isin(events.kind, _ACKS)))
-        sent = dict(_entries(events, events.kind == EventKind.DELIVER))
+        acked, sent = (
+            dict(bitmaps_of(events.ledger_id[at], events.first_entry[at], events.last_entry[at]))
+            for at in (events.is_any_of(_ACKS), events.kind == _DELIVER)
+        )
         for ledger_id, entries in acked.items():
             sent[ledger_id] = sent.get(ledger_id, _NONE) | entries
         for ledger_id, entries in sent.items():
@@ -203,20 +205,6 @@ def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulato
         counts = cursor.ledgers.counts()
         acked |= {each: BitMap(range(counts[each])) for each in ledgers if each < marked_ledger_id}
     return AckAccumulator(acked)
-
-
-def _entries(events: EventChunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:
-    """Yield each ledger with the entries named by the selected events."""
-    meant = np.flatnonzero(is_meant)
-    ledger_ids = events.ledger_id[meant]
-    for ledger_id in np.unique(ledger_ids).tolist():
-        of_ledger = meant[ledger_ids == ledger_id]
-        first, last = events.first_entry[of_ledger], events.last_entry[of_ledger]
-        is_single = first == last
-        entries = bitmap_of(first[is_single].astype(np.uint32))
-        for run in zip(first[~is_single].tolist(), (last[~is_single] + 1).tolist(), strict=True):
-            entries.add_range(*run)
-        yield ledger_id, entries
 
 
 NEVER_MS = 2**62

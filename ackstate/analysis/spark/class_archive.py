@@ -23,7 +23,7 @@ from ackstate.analysis.spark.one_task import OneTaskSource
 from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.parquet import check_trace, write_trace
+from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import AckStateError
 
@@ -55,8 +55,8 @@ def _estimate_some(trace: Path) -> None:
     acks = [Event(entry, EventKind.ACK, 1, entry, entry) for entry in range(100)]
     write_trace([Frame("persistent://public/default/orders", "billing", acks)], trace)
     spark = local_session()
-    source = SparkSource.of(spark, trace, check_trace(trace))
-    for each in (source, OneTaskSource(spark, LocalSource.of(trace, source.covered))):
+    source = SparkSource.of(spark, trace)
+    for each in (source, OneTaskSource(spark, LocalSource(source.span))):
         found = estimates(each, [None, Policy()]).collect()
         assert found
     spark.stop()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackstate.analysis.estimate.engine import Engine, LocalRows, Rows, Step, TraceSource
-    from ackstate.analysis.location import Location
     from ackstate.analysis.trace.parquet import Span
 
 
@@ -23,8 +22,8 @@ class OneTaskEngine(NamedTuple):
 
     spark: SparkSession
 
-    def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
-        return OneTaskSource(self.spark, LocalSource.of(path, covered))
+    def trace(self, span: Span) -> OneTaskSource:
+        return OneTaskSource(self.spark, LocalSource(span))
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         return SparkEngine(self.spark).made_by()
@@ -37,11 +36,8 @@ class OneTaskSource(NamedTuple):
     local: LocalSource  # The trace
 
     @property
-    def has_intervals(self) -> bool:
-        return self.local.has_intervals
-
     def span(self) -> Span:
-        return self.local.span()
+        return self.local.span
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> OneTaskRows:
         return OneTaskRows(self.spark, self.local.read(columns, step, schema))

@@ -146,14 +146,13 @@ def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
 
 
 @contextmanager
-def shown_stages(spark: SparkSession, progress: Progress) -> Iterator[None]:
-    """Show the stages that Spark is at, as its status tracker counts them, while the block runs."""
-    task = progress.add_task("Spark computes every instant", total=None)
+def shown_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str) -> Iterator[None]:
+    """Show the tasks of the running stages, as the status tracker of Spark counts them, while the block runs."""
     if progress.disable:
         yield
         return
     ended = threading.Event()
-    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, ended), daemon=True)
+    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, what, ended), daemon=True)
     follower.start()
     try:
         yield
@@ -162,14 +161,18 @@ def shown_stages(spark: SparkSession, progress: Progress) -> Iterator[None]:
         follower.join()
 
 
-def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, ended: threading.Event) -> None:
+def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str, ended: threading.Event) -> None:
+    from py4j.protocol import Py4JError
+
     tracker = spark.sparkContext.statusTracker()
     while not ended.wait(_PROGRESS_SECONDS):
-        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-        running = [stage for stage in stages if stage is not None]
-        if running:
+        try:
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        except (Py4JError, OSError):
+            return
+        if running := [stage for stage in stages if stage is not None]:
             done, total = sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running)
-            name = f"Spark, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
+            name = f"{what}, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
             progress.update(task, description=name, completed=done, total=total)
 
 

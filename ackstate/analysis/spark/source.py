@@ -6,12 +6,11 @@ import gc
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackstate.analysis.spark.session import parquet_frame
-from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
-from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
+from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA
+from ackstate.analysis.trace.parquet import Span, check_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -52,33 +51,25 @@ if TYPE_CHECKING:
 class SparkSource(NamedTuple):
     """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`."""
 
-    trace: DataFrame  # The DataFrame
-    covered: Span | None = None  # The result of `check_trace`; None if Spark is to compute it
+    frame: DataFrame
+    span: Span
 
     @classmethod
-    def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; the checks that need only the files run at once."""
-        covered = check_trace(path) if covered is None else covered
-        columns = POLLED_SCHEMA if covered.has_intervals else TRACE_SCHEMA
-        return cls(parquet_frame(spark, from_arrow_schema(columns), *trace_files(path)), covered)
+    def of(cls, spark: SparkSession, path: Location) -> Self:
+        """Check the files of a trace, a file or a directory; errors as `check_trace`."""
+        return cls.checked(spark, check_trace(path))
 
-    @property
-    def has_intervals(self) -> bool:
-        return has_intervals(self.trace.schema)
-
-    def span(self) -> Span:
-        if self.covered is not None:
-            return self.covered
-        begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
-        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
-        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], has_intervals=self.has_intervals)
+    @classmethod
+    def checked(cls, spark: SparkSession, span: Span) -> Self:
+        columns = POLLED_SCHEMA if span.has_intervals else TRACE_SCHEMA
+        return cls(parquet_frame(spark, from_arrow_schema(columns), *span.files), span)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
         def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             _settle()
             return step(batches)
 
-        return SparkRows(self.trace.select(*columns)).through(settled, schema)
+        return SparkRows(self.frame.select(*columns)).through(settled, schema)
 
 
 @cache
@@ -92,8 +83,8 @@ class SparkEngine(NamedTuple):
 
     spark: SparkSession
 
-    def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
-        return SparkSource.of(self.spark, path, covered)
+    def trace(self, span: Span) -> SparkSource:
+        return SparkSource.checked(self.spark, span)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         jvm = self.spark.sparkContext._jvm

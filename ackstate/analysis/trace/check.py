@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from ackstate.analysis.trace.chunks import ROWS_AT_ONCE, Events, check_ledgers, events_of, has_intervals, pieces
+from ackstate.analysis.trace.chunks import (
+    ROWS_AT_ONCE,
+    Events,
+    bitmaps_of,
+    check_ledgers,
+    events_of,
+    has_intervals,
+    pieces,
+)
 from ackstate.analysis.trace.events import (
     EVENT_COLUMNS,
     NAMES_ENTRIES,
@@ -211,8 +219,6 @@ def _kind_at(kind: Int64s, index: Int64s) -> Int64s:
     return np.where(index >= 0, kind[index], 0)
 
 
-# A longer run is cheaper as a run than entry by entry.
-_SHORT_RUN_MAX = 64
 _Bitmaps = dict[int, BitMap]
 
 
@@ -230,10 +236,11 @@ class PublishedEntries:
     def follow(self, key: tuple[str, str], events: Events) -> None:
         """Add the next events of a (topic, subscription)."""
         topic, subscription = key
-        if subscription:
-            _add(self._acked.setdefault(topic, {}), events.where(np.isin(events.kind, _ACKS)))
-        else:
-            _add(self._published.setdefault(topic, {}), events.where(events.kind == EventKind.PUBLISH))
+        kinds, found = (_ACKS, self._acked) if subscription else ((EventKind.PUBLISH,), self._published)
+        named = events.where(np.isin(events.kind, kinds))
+        bitmaps = found.setdefault(topic, {})
+        for ledger_id, entries in bitmaps_of(named.ledger_id, named.first_entry, named.last_entry):
+            bitmaps.setdefault(ledger_id, BitMap()).update(entries)
 
     def never(self) -> Iterator[tuple[str, int, str]]:
         """Yield each topic with entries that were acked but never published: their number, and the first one."""
@@ -250,26 +257,6 @@ class PublishedEntries:
             if count:
                 ledger_id = min(ledger_id for ledger_id, bitmap in left.items() if bitmap)
                 yield topic, count, f"{ledger_id}:{left[ledger_id].min()}"
-
-
-def _add(bitmaps: _Bitmaps, events: Events) -> None:
-    for ledger_id in np.unique(events.ledger_id).tolist():
-        of_ledger = events.ledger_id == ledger_id
-        first, end = events.first_entry[of_ledger], events.last_entry[of_ledger] + 1
-        bitmap = bitmaps.setdefault(ledger_id, BitMap())
-        is_long = end - first > _SHORT_RUN_MAX
-        for run in zip(first[is_long].tolist(), end[is_long].tolist(), strict=True):
-            bitmap.add_range(*run)
-        entries = np.unique(_spelled_out(first[~is_long], end[~is_long]))
-        if len(entries):
-            bitmap |= BitMap(entries.astype(np.uint32))
-
-
-def _spelled_out(first: Int64s, end: Int64s) -> Int64s:
-    length = end - first
-    offsets = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    entries: Int64s = np.repeat(first, length) + offsets
-    return entries
 
 
 def _without(these: _Bitmaps, those: _Bitmaps) -> _Bitmaps:

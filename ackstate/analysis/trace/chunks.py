@@ -42,9 +42,12 @@ from ackstate.analysis.trace.events import (
     EventKind,
     TraceError,
 )
+from ackstate.entry_bitmap import bitmap_of_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from pyroaring import BitMap
 
     from ackstate.analysis.location import Location
 
@@ -169,6 +172,14 @@ class PolledEvents(NamedTuple):
     def exact(self) -> Events:
         """Return the columns that exact traces have as well."""
         return Events(*self[:-1])
+
+
+def bitmaps_of(ledger_id: Int64s, first: Int64s, last: Int64s) -> Iterator[tuple[int, BitMap]]:
+    """Yield each ledger with the entries that some runs name, which may be in any order and overlap."""
+    order = np.argsort(first, kind="stable")
+    for each in np.unique(ledger_id).tolist():
+        of_ledger = order[ledger_id[order] == each]
+        yield each, bitmap_of_runs(first[of_ledger], last[of_ledger])
 
 
 class ChunkRow(NamedTuple):

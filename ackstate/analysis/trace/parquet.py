@@ -320,11 +320,13 @@ def _check_name(path: Location) -> None:
 
 
 class Span(NamedTuple):
-    """The extent of a trace."""
+    """A checked trace: its files and its extent. Of several days, path and files are those of the last."""
 
     begin_ms: int  # Its first millisecond
     end_ms: int  # Its last millisecond: that of the last event, or of a later poll
     chunk_count: int  # Number of its chunks
+    path: Location
+    files: tuple[Location, ...]
     row_groups_max: int = 1  # Number of row groups in the file that has most
     size_bytes: int = 0  # Uncompressed size of its columns
     has_intervals: bool = False  # Whether it is a trace of polls, whose events have intervals instead of times
@@ -378,7 +380,9 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
     count = sum(map(len, found.values()))
-    return Span(min(begins), max(ends), count, row_groups_max, size_bytes, True in polled, dropped)
+    return Span(
+        min(begins), max(ends), count, path, tuple(files), row_groups_max, size_bytes, True in polled, dropped
+    )  # fmt: skip
 
 
 def _noted(file: Location, notes: Mapping[bytes, bytes], key: bytes, *, digits_max: int) -> int:
@@ -509,13 +513,6 @@ DAY_SEQ = 2**44
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)(?!\d)")
 
 
-class Day(NamedTuple):
-    """One trace of several, or the only one."""
-
-    path: Location
-    covered: Span
-
-
 def days_of(path: Location) -> list[Location]:
     """Return the traces at a path: the path itself, or each day of a directory of daily traces, by name.
 
@@ -540,37 +537,35 @@ def days_of(path: Location) -> list[Location]:
     return found if days else [path]
 
 
-def check_days(path: Location) -> list[Day]:
+def check_days(path: Location) -> list[Span]:
     """Check the trace at a path, or those of all days: `check_trace` of each, and that each begins after the last."""
-    days = [Day(each, check_trace(each)) for each in days_of(path)]
+    days = list(map(check_trace, days_of(path)))
     for before, after in pairwise(days):
-        last, covered = before.covered, after.covered
-        if covered.begin_ms <= last.end_ms:
+        if after.begin_ms <= before.end_ms:
             raise TraceError(
-                f"{after.path}: it begins at {covered.begin_ms} ms, and {before.path.name} ends at {last.end_ms} ms: a "
+                f"{after.path}: it begins at {after.begin_ms} ms, and {before.path.name} ends at {before.end_ms} ms: a "
                 "day must begin after the previous one; split them where there is no event"
             )
-        if (covered.begin_ms in WALL_CLOCK_MS) != (last.end_ms in WALL_CLOCK_MS):
+        if (after.begin_ms in WALL_CLOCK_MS) != (before.end_ms in WALL_CLOCK_MS):
             raise TraceError(
-                f"{after.path}: all days must have times of the same clock, got {covered.begin_ms} ms after "
-                f"{before.path.name} ended at {last.end_ms} ms: write {RULE}"
+                f"{after.path}: all days must have times of the same clock, got {after.begin_ms} ms after "
+                f"{before.path.name} ended at {before.end_ms} ms: write {RULE}"
             )
-        if covered.has_intervals != last.has_intervals:
+        if after.has_intervals != before.has_intervals:
             raise TraceError(f"{after.path}: another kind of trace than {before.path.name}: keep the traces apart")
     return days
 
 
-def span_of(days: Sequence[Day]) -> Span:
+def span_of(days: Sequence[Span]) -> Span:
     """Return the extent of successive days, or of the only trace."""
-    spans = [day.covered for day in days]
-    if len(spans) == 1:
-        return spans[0]
-    return spans[-1]._replace(
-        begin_ms=spans[0].begin_ms,
-        chunk_count=sum(each.chunk_count for each in spans),
-        row_groups_max=max(each.row_groups_max for each in spans),
-        size_bytes=sum(each.size_bytes for each in spans),
-        dropped_events=sum(each.dropped_events for each in spans),
+    if len(days) == 1:
+        return days[0]
+    return days[-1]._replace(
+        begin_ms=days[0].begin_ms,
+        chunk_count=sum(each.chunk_count for each in days),
+        row_groups_max=max(each.row_groups_max for each in days),
+        size_bytes=sum(each.size_bytes for each in days),
+        dropped_events=sum(each.dropped_events for each in days),
         days=tuple(day.path.name for day in days),
     )
 

@@ -142,7 +142,7 @@ def test_all_answer_the_same(spark, tmp_path_factory):
             patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
             parquet.write_trace(frames, place / "trace")
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
-        engines = (here, there, OneTaskEngine(spark).trace(place / "trace"))
+        engines = (here, there, OneTaskEngine(spark).trace(there.span))
         rows = [
             sorted(estimates(each, policies[:3], crashes_per_day=3, is_plotted=True).collect(), key=json.dumps)
             for each in engines

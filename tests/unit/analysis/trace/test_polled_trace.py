@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate.analysis.estimate.engine import LocalEngine
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, ChunkRow, PolledEvents, table_of
@@ -239,4 +239,4 @@ def test_the_columns_are_those_of_exact_traces_and_one_more():
 def test_without_an_event_of_a_subscription_there_is_no_estimate(tmp_path):
     path = tmp_path / "trace"
     write_trace([Frame(TOPIC, "", [PolledEvent(T0, EventKind.PUBLISH, 3, 0, 9, until_ms=T0)])], path)
-    assert estimates(LocalEngine().trace(path), [None]).collect() == []
+    assert estimates(LocalSource.of(path), [None]).collect() == []
