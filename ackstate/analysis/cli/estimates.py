@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.cli.output import ReportFiles
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
-    from ackstate.analysis.estimate.engine import Engine as Runs
+    from ackstate.analysis.estimate.engine import TraceSource
     from ackstate.analysis.estimate.results import SweepResult
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
@@ -114,8 +114,9 @@ def estimated(
     inputs = None if report is None else report.read_inputs()
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
+        source = trace_of(where, days)
         found = estimates(
-            trace_of(where, days), policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
+            source, policies, crashes_per_day=crashes_per_day, is_plotted=report is not None,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
@@ -127,7 +128,7 @@ def estimated(
         if report is not None and inputs is not None:
             from ackstate.analysis.report.making import make_contents
 
-            made_by = where.made_by()
+            made_by = source.made_by()
             report.write(make_contents(highs, covered, trace, result, inputs, command=command(), engine=made_by))
         return result, highs
 
@@ -158,7 +159,7 @@ def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded
 
 
 @contextmanager
-def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Runs]:
+def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Callable[[Span], TraceSource]]:
     """Wait for the engine, and show its progress while the block runs.
 
     Args:
@@ -166,24 +167,27 @@ def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[R
         progress: The display.
         size_bytes: Bytes of the trace times the number of policies.
     """
-    from ackstate.analysis.estimate.engine import LocalEngine
+    from ackstate.analysis.estimate.engine import LocalSource
 
     if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
         progress.add_task("computing every instant", total=None)
-        yield LocalEngine()
+        yield LocalSource
         return
     from ackstate.analysis.spark.cluster import is_local
-    from ackstate.analysis.spark.one_task import OneTaskEngine
+    from ackstate.analysis.spark.one_task import OneTaskSource
     from ackstate.analysis.spark.session import shown_stages
-    from ackstate.analysis.spark.source import SparkEngine
+    from ackstate.analysis.spark.source import SparkSource
 
     spark = session()
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
     task = progress.add_task("Spark computes every instant", total=None)
     with shown_stages(spark, progress, task, "Spark"):
-        yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
+        if is_small:
+            yield lambda span: OneTaskSource(spark, LocalSource(span))
+        else:
+            yield partial(SparkSource.checked, spark)
 
 
 def numbers_table(first: str, others: Sequence[str]) -> Table:

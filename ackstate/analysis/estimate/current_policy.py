@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace.chunks import events_of, packed_columns
-from ackstate.analysis.trace.events import EventKind, TraceError
-from ackstate.analysis.trace.parquet import days_of, trace_files
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.parquet import days_of, opened_parquet, trace_files
 from ackstate.cursor.config import cursor_settings
 from ackstate.pulsar_conf import decode_properties
 
@@ -151,20 +149,17 @@ _NAMES = ("topic", "subscription", "chunk")
 
 def _chunks(file: Location, chunks_max: int) -> Iterator[tuple[str, str, int, np.ndarray, np.ndarray]]:
     read = 0
-    try:
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            columns = packed_columns(("ts_ms", "kind"))
-            for batch in parquet.iter_batches(_CHUNKS_AT_ONCE, columns=[*_NAMES, *columns]):
-                offsets, (ts_ms, kind) = events_of(batch, ("ts_ms", "kind"))
-                names = zip(*(batch[name].to_pylist() for name in _NAMES), strict=True)
-                ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-                for (topic, subscription, chunk), (begin, end) in zip(names, ends, strict=True):
-                    yield topic, subscription, chunk, ts_ms[begin:end], kind[begin:end]
-                read += batch.num_rows
-                if read >= chunks_max:
-                    return
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
+    with opened_parquet(file) as parquet:
+        columns = packed_columns(("ts_ms", "kind"))
+        for batch in parquet.iter_batches(_CHUNKS_AT_ONCE, columns=[*_NAMES, *columns]):
+            offsets, (ts_ms, kind) = events_of(batch, ("ts_ms", "kind"))
+            names = zip(*(batch[name].to_pylist() for name in _NAMES), strict=True)
+            ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            for (topic, subscription, chunk), (begin, end) in zip(names, ends, strict=True):
+                yield topic, subscription, chunk, ts_ms[begin:end], kind[begin:end]
+            read += batch.num_rows
+            if read >= chunks_max:
+                return
 
 
 def _usual(interval_ms: int) -> int:

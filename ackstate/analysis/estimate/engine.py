@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, fina
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.chunks import ROWS_AT_ONCE
 from ackstate.analysis.trace.events import TraceError
-from ackstate.analysis.trace.parquet import DAY_SEQ, Span, check_trace, span_of
+from ackstate.analysis.trace.parquet import DAY_SEQ, Span, check_trace, opened_parquet, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,22 +126,14 @@ class TraceSource(Protocol):
         """Return the rows that a step computes from some columns of the chunks, in any order."""
         ...
 
-
-class Engine(Protocol):
-    """Replays traces: this process, or Spark."""
-
-    def trace(self, span: Span) -> TraceSource:
-        """Return a trace as this engine reads it."""
-        ...
-
     def made_by(self) -> tuple[tuple[str, str], ...]:
-        """Return name and version of each program that replays a trace beside Python."""
+        """Return name and version of each program that replays the trace beside Python."""
         ...
 
 
-def trace_of(engine: Engine, days: Sequence[Span]) -> TraceSource:
+def trace_of(engine: Callable[[Span], TraceSource], days: Sequence[Span]) -> TraceSource:
     """Return a trace, or those of several days as one."""
-    sources = tuple(map(engine.trace, days))
+    sources = tuple(map(engine, days))
     return sources[0] if len(sources) == 1 else DailyTrace(sources, span_of(days))
 
 
@@ -151,6 +142,9 @@ class DailyTrace(NamedTuple):
 
     days: tuple[TraceSource, ...]
     span: Span
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return self.days[0].made_by()
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> Rows:
         """See `TraceSource`."""
@@ -177,16 +171,6 @@ def _later(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
     return batch.set_column(at, "first_seq", pa.array(batch["first_seq"].to_numpy() + np.int64(seq)))
 
 
-class LocalEngine:
-    """This process."""
-
-    def trace(self, span: Span) -> LocalSource:
-        return LocalSource(span)
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
-
 class LocalSource(NamedTuple):
     """A trace whose files this process reads."""
 
@@ -196,6 +180,9 @@ class LocalSource(NamedTuple):
     def of(cls, path: Location) -> Self:
         """Check the files of a trace, a file or a directory; errors as `check_trace`."""
         return cls(check_trace(path))
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return ()
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:
         """See `TraceSource`; threads read shares of the files, mostly outside of Python's global lock."""
@@ -216,12 +203,7 @@ class LocalSource(NamedTuple):
 
 def _row_groups(file: Location, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:
     """Yield, a few chunks at a time, some columns of each row group ``n`` of a file with ``n % shares == share``."""
-    try:
-        # Opened here, because Arrow rejects names that are not valid text. A damaged page may decompress: check the
-        # sums.
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            mine = list(range(share, parquet.num_row_groups, shares))
-            if mine:
-                yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=mine, columns=list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
+    with opened_parquet(file) as parquet:
+        mine = list(range(share, parquet.num_row_groups, shares))
+        if mine:
+            yield from parquet.iter_batches(ROWS_AT_ONCE, row_groups=mine, columns=list(columns))

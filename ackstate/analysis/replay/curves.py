@@ -115,7 +115,7 @@ class CurveSum:
         """Add the next points."""
         if not len(points.ts_ms):
             return
-        joined = points if self._last is None else _joined(self._last, points)
+        joined = points if self._last is None else joined_points((self._last, points))
         self._weigh(joined)
         self._last = Points(
             points.ts_ms[-1:], points.value[-1:], points.is_alive[-1:],
@@ -179,19 +179,22 @@ def quantile(value: Int64s, duration_ms: Int64s, share: float) -> int | None:
     return int(value[int(np.searchsorted(passed, max(needed, 1)))])
 
 
-def _joined(last: Points, points: Points) -> Points:
+def joined_points(parts: Sequence[Points]) -> Points:
+    """Return the points of several parts, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(part[:3] for part in parts), strict=True)
+    ts_ms, value, is_alive = [np.concatenate(column) for column in columns] or [np.empty(0, np.int64)] * 3
     causes = None
-    if points.causes is not None or last.causes is not None:
-        none = np.zeros((len(CAUSES), 1), np.int64)
-        before = none if last.causes is None else last.causes
-        after = np.repeat(none, len(points.ts_ms), axis=1) if points.causes is None else points.causes
-        causes = np.concatenate((before, after), axis=1)
-    return Points(
-        np.concatenate((last.ts_ms, points.ts_ms)),
-        np.concatenate((last.value, points.value)),
-        np.concatenate((last.is_alive, points.is_alive)),
-        causes,
-    )
+    if any(part.causes is not None for part in parts):
+        causes = np.concatenate(
+            [
+                np.zeros((len(CAUSES), len(part.ts_ms)), np.int64) if part.causes is None else part.causes
+                for part in parts
+            ],
+            axis=1,
+        )
+    return Points(ts_ms, value, is_alive.astype(np.bool_), causes)
 
 
 class Piece(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, by_event
-from ackstate.analysis.replay.curves import CAUSES, Piece, Points, PolicyCurve, RecordedCurve
+from ackstate.analysis.replay.curves import Piece, Points, PolicyCurve, RecordedCurve, joined_points
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
 from ackstate.analysis.trace.events import EventKind, TraceError
@@ -231,7 +231,7 @@ class SubscriptionReplay:
 
     def _joined(self, found: Sequence[Sequence[Points]]) -> list[Points]:
         """Return the points of all curves."""
-        return [_concatenated(points) for points in (*found, *(each.take_new() for each in self._lower))]
+        return [joined_points(points) for points in (*found, *(each.take_new() for each in self._lower))]
 
     def _take_pieces(self, chunk: EventChunk, found: list[list[Points]]) -> None:
         if not self._groups:
@@ -326,18 +326,3 @@ def _mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Posi
         if next_entry < count:
             break
     return mark_delete
-
-
-def _concatenated(parts: Sequence[Points]) -> Points:
-    if len(parts) == 1:
-        return parts[0]
-    columns: Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]] = zip(
-        *((part.ts_ms, part.value, part.is_alive) for part in parts), strict=True
-    )
-    joined = [np.concatenate(column) for column in columns] or [np.empty(0, np.int64)] * 3
-    causes = None
-    if any(part.causes is not None for part in parts):
-        none = [np.zeros((len(CAUSES), len(part.ts_ms)), np.int64) for part in parts]
-        each = [zeros if part.causes is None else part.causes for part, zeros in zip(parts, none, strict=True)]
-        causes = np.concatenate(each, axis=1)
-    return Points(joined[0], joined[1], joined[2].astype(np.bool_), causes)

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ackstate.analysis.estimate.engine import LocalSource
-from ackstate.analysis.spark.source import SparkEngine
+from ackstate.analysis.spark.source import versions
 
 if TYPE_CHECKING:
+    from ackstate.analysis.estimate.engine import LocalSource
     from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.estimate.engine import Engine, LocalRows, Rows, Step, TraceSource
+    from ackstate.analysis.estimate.engine import LocalRows, Rows, Step, TraceSource
     from ackstate.analysis.trace.parquet import Span
-
-
-class OneTaskEngine(NamedTuple):
-    """One worker, which reads files as `LocalSource` does."""
-
-    spark: SparkSession
-
-    def trace(self, span: Span) -> OneTaskSource:
-        return OneTaskSource(self.spark, LocalSource(span))
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        return SparkEngine(self.spark).made_by()
 
 
 class OneTaskSource(NamedTuple):
@@ -38,6 +26,9 @@ class OneTaskSource(NamedTuple):
     @property
     def span(self) -> Span:
         return self.local.span
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return versions(self.spark)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> OneTaskRows:
         return OneTaskRows(self.spark, self.local.read(columns, step, schema))
@@ -77,4 +68,3 @@ class OneTaskRows:
 if TYPE_CHECKING:
     _: type[Rows] = OneTaskRows
     __: type[TraceSource] = OneTaskSource
-    ___: type[Engine] = OneTaskEngine

@@ -64,6 +64,9 @@ class SparkSource(NamedTuple):
         columns = POLLED_SCHEMA if span.has_intervals else TRACE_SCHEMA
         return cls(parquet_frame(spark, from_arrow_schema(columns), *span.files), span)
 
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return versions(self.frame.sparkSession)
+
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
         def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             _settle()
@@ -72,21 +75,14 @@ class SparkSource(NamedTuple):
         return SparkRows(self.frame.select(*columns)).through(settled, schema)
 
 
+def versions(spark: SparkSession) -> tuple[tuple[str, str], ...]:
+    """Return those of Spark and Java."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return (("Spark", spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))
+
+
 @cache
 def _settle() -> None:
     """Exclude a worker's imports from the garbage collection that Spark runs after each task; it would take 40 ms."""
     gc.freeze()
-
-
-class SparkEngine(NamedTuple):
-    """Spark."""
-
-    spark: SparkSession
-
-    def trace(self, span: Span) -> SparkSource:
-        return SparkSource.checked(self.spark, span)
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        jvm = self.spark.sparkContext._jvm
-        assert jvm is not None
-        return (("Spark", self.spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

@@ -11,8 +11,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ackstate.analysis.trace.chunks import (
@@ -32,12 +30,13 @@ from ackstate.analysis.trace.events import (
     EventKind,
     TraceError,
 )
-from ackstate.analysis.trace.parquet import check_trace, days_of, trace_files
+from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from collections.abc import Callable, Iterable, Iterator
 
     from ackstate.analysis.location import Location
@@ -438,13 +437,9 @@ def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
 def read_chunks(path: Location) -> Iterator[CheckedChunk]:
     """Yield every chunk of a trace, in the order of the files; its events are not checked yet."""
     for file in trace_files(path):
-        try:
-            with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-                for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
-                    yield from _chunks_of(file, batch)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+        with opened_parquet(file) as parquet:
+            for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
+                yield from _chunks_of(file, batch)
 
 
 def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[CheckedChunk]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.broker_recording import published_entries, recording_files
@@ -26,7 +25,7 @@ from ackstate.analysis.trace.check import (
 )
 from ackstate.analysis.trace.chunks import ChunkWriter, Events
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
-from ackstate.analysis.trace.parquet import new_trace, write_trace
+from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recorder import read_recording, segments
 from ackstate.analysis.trace.rows import (
     NO_SEQ,
@@ -57,17 +56,13 @@ _BATCH_ROWS = 1 << 17
 
 def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
     """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file so far."""
-    try:
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            columns = _columns(file, parquet.schema_arrow)
-            row_count, first = parquet.metadata.num_rows, 1
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                table, numbers = _readable(pa.Table.from_batches([batch]), first, bad_rows=bad_rows, place=place)
-                first += batch.num_rows
-                yield table, numbers, (first - 1) / row_count
-    except (pa.ArrowException, OSError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+    with opened_parquet(file) as parquet:
+        columns = _columns(file, parquet.schema_arrow)
+        row_count, first = parquet.metadata.num_rows, 1
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            table, numbers = _readable(pa.Table.from_batches([batch]), first, bad_rows=bad_rows, place=place)
+            first += batch.num_rows
+            yield table, numbers, (first - 1) / row_count
 
 
 def _columns(file: Path, schema: pa.Schema) -> list[str]:

@@ -397,11 +397,9 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
     """Check a file; return its chunks with times, number and size of its row groups, metadata, `has_intervals`."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
-    try:
-        # Opened here, because Arrow rejects names that are not valid text.
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            schema = _check_schema(file, parquet)
-            rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, "event_count"])
+    with opened_parquet(file) as parquet:
+        schema = _check_schema(file, parquet)
+        rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, "event_count"])
         for name in rows.column_names:
             if rows[name].null_count:
                 raise TraceError(f"{file}: not a trace, a row has no {name!r}")
@@ -411,9 +409,20 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
         return rows, len(groups), size, parquet.metadata.metadata or {}, has_intervals(schema)
+
+
+@contextmanager
+def opened_parquet(file: Location) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; a failure to read it in the block raises `TraceError` with its name."""
+    try:
+        # Opened here, because Arrow rejects names that are not valid text. A damaged page may decompress: check the
+        # sums.
+        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
+            yield parquet
     # Arrow reports damage with many types of errors.
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise TraceError(f"{file}: not a readable Parquet file, {_first_line(error)}") from error
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
 
 
 def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
@@ -456,10 +465,6 @@ def _is_alike(kind: pa.DataType, expected: pa.DataType) -> bool:
     if pa.types.is_struct(kind) and pa.types.is_struct(expected):
         return [(each.name, each.type) for each in kind] == [(each.name, each.type) for each in expected]
     return bool(kind == expected)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.estimate.engine import LocalEngine, trace_of
+from ackstate.analysis.estimate.engine import LocalSource, trace_of
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
@@ -74,10 +75,10 @@ def answer(engine, path, policies=GRID):
 @pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 def engine(request):
     if request.param == "local":
-        return LocalEngine()
-    from ackstate.analysis.spark.source import SparkEngine
+        return LocalSource
+    from ackstate.analysis.spark.source import SparkSource
 
-    return SparkEngine(request.getfixturevalue("spark"))
+    return partial(SparkSource.checked, request.getfixturevalue("spark"))
 
 
 def test_days_are_the_same_as_the_trace_that_they_make(engine, tmp_path, monkeypatch):
@@ -102,7 +103,7 @@ def test_wherever_a_day_ends(tmp_path_factory, traced, data):
     write(place / "one", events_of)
     write_days(place / "days", events_of, cuts)
     policies = [None, *data.draw(st.lists(montecarlo.POLICIES, max_size=2))]
-    assert answer(LocalEngine(), place / "days", policies) == answer(LocalEngine(), place / "one", policies)
+    assert answer(LocalSource, place / "days", policies) == answer(LocalSource, place / "one", policies)
 
 
 def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(engine, tmp_path, monkeypatch):
