@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from ackstate.analysis.spark.source import versions
 
 if TYPE_CHECKING:
-    from ackstate.analysis.estimate.engine import LocalSource
     from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.estimate.engine import LocalRows, Rows, Step, TraceSource
+    from ackstate.analysis.estimate.engine import LocalRows, LocalSource, Rows, Step, TraceSource
     from ackstate.analysis.trace.parquet import Span
 
 

@@ -36,8 +36,9 @@ from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
 
     from ackstate.analysis.location import Location
     from ackstate.analysis.trace.chunks import Int64s, Mask
