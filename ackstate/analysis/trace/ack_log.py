@@ -78,8 +78,7 @@ def tables(
             # Arrow's own errors have these types, too.
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             bad_rows.rows += 1
-            problem = Wrong.NOT_IN_THE_LOG if isinstance(error, IndexError) else Wrong.WRONG_TYPE
-            bad_rows.add(problem, 1, [f"{place(number)} ({said})"])
+            bad_rows.add(Wrong.WRONG_TYPE, 1, [f"{place(number)} ({said})"])
             continue
         yield table, np.full(len(rows), number)
 

@@ -59,15 +59,13 @@ class Wrong(Enum):
     NEGATIVE = "a negative number"
     BEYOND = "a number too large"
     BACKWARDS = "last_entry below first_entry"
-    SEQ_AGAIN = "a seq that was there before"
-    SEQ_LATE = "a seq out of order"
+    SEQ_AGAIN = "a seq that was there before, or out of order"
     SEQ_GAP = "a gap in seq before it"
     TIME_OUTSIDE = "a time outside 2000 to 2100"
     TIME_BACK = "a time before that of the event before"
     NEVER_PUBLISHED = "entries that were never published"
     TWO_CURSORS = "two cursors under one name"
     WRONG_BOUNDS = "times that are not those the chunk states"
-    NOT_IN_THE_LOG = "an entry index that the run's log does not have"
 
 
 @dataclass(frozen=True, slots=True)

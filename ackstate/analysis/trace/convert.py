@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, final
@@ -15,7 +14,6 @@ from ackstate.analysis.trace.broker_recording import published_entries, recordin
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
 from ackstate.analysis.trace.broker_rows import BrokerRows
 from ackstate.analysis.trace.check import (
-    SAMPLES_MAX,
     BadRows,
     BadRowsMax,
     EventOrder,
@@ -54,15 +52,22 @@ _NAMES = ("topic", "subscription")
 _BATCH_ROWS = 1 << 17
 
 
-def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
-    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file so far."""
+def tables(file: Path) -> Iterator[tuple[pa.Table, Int64s, float]]:
+    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file so far.
+
+    A file with text that is not UTF-8, or with a number that exceeds 64 bits with a sign, is refused as a whole.
+    """
     with opened_parquet(file) as parquet:
         columns = _columns(file, parquet.schema_arrow)
-        row_count, first = parquet.metadata.num_rows, 1
+        row_count, end = parquet.metadata.num_rows, 1
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-            table, numbers = _readable(pa.Table.from_batches([batch]), first, bad_rows=bad_rows, place=place)
-            first += batch.num_rows
-            yield table, numbers, (first - 1) / row_count
+            batch.validate(full=True)  # Parquet requires UTF-8, but readers do not check it.
+            table = pa.Table.from_batches([batch])
+            for at, each in enumerate(table.schema):
+                if each.type == pa.uint64():
+                    table = table.set_column(at, each.name, table[at].cast(pa.int64()))
+            first, end = end, end + batch.num_rows
+            yield table, np.arange(first, end), (end - 1) / row_count
 
 
 def _columns(file: Path, schema: pa.Schema) -> list[str]:
@@ -89,51 +94,6 @@ def _check_type(file: Path, field: pa.Field) -> None:
         raise TraceError(f"{file}: column {field.name!r} must be {wanted}, got {field.type}; cast it")
 
 
-def _readable(
-    table: pa.Table, first: int, *, bad_rows: BadRows, place: Callable[[int], str]
-) -> tuple[pa.Table, Int64s]:
-    """Remove rows whose text is not UTF-8 or whose numbers exceed a signed 64-bit integer."""
-    numbers = np.arange(first, first + table.num_rows)
-    wrong = {name: _not_utf8(table[name]) for name in table.column_names if not pa.types.is_integer(table[name].type)}
-    wrong |= {name: _beyond(table[name]) for name in table.column_names if table[name].type == pa.uint64()}
-    bad = np.zeros(table.num_rows, np.bool_)
-    for name, mask in wrong.items():
-        fresh = np.flatnonzero(mask & ~bad)
-        problem = Wrong.BEYOND if table[name].type == pa.uint64() else Wrong.NOT_UTF8
-        if len(fresh):
-            bad_rows.add(problem, len(fresh), (f"{place(int(numbers[row]))} ({name})" for row in fresh))
-        bad |= mask
-    if not bad.any():
-        return table, numbers
-    bad_rows.rows += int(bad.sum())
-    good = ~bad
-    return table.filter(pa.array(good)), numbers[good]
-
-
-def _not_utf8(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which values of a text column are not UTF-8: Parquet requires it, but readers do not check it."""
-    try:
-        column.validate(full=True)
-        return np.zeros(len(column), np.bool_)
-    except pa.ArrowInvalid:
-        texts = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-        binary = texts.cast(pa.large_binary() if texts.type == pa.large_string() else pa.binary()).to_pylist()
-        return np.array([value is not None and not _is_utf8(value) for value in binary])
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _beyond(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.asarray(column.fill_null(0).to_numpy() > np.uint64(2**63 - 1))
-
-
-_GAPS_MAX = 1_000
 # At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22
 
@@ -144,35 +104,18 @@ class SeqOrder:
 
     def __init__(self) -> None:
         self._highest: int | None = None
-        # Missing ranges, [first, end), in order; beyond a fixed number, late rows count as duplicates.
-        self._gaps: list[tuple[int, int]] = []
 
-    def judge(self, seq: Int64s) -> dict[Wrong, Mask]:
-        """Return which of the next rows are duplicates, late, or follow a gap; only the last kind is valid."""
-        wrong = {problem: np.zeros(len(seq), np.bool_) for problem in (Wrong.SEQ_AGAIN, Wrong.SEQ_LATE, Wrong.SEQ_GAP)}
+    def judge(self, seq: Int64s) -> tuple[Mask, Mask]:
+        """Return which of the next rows do not come after all others, and which follow a gap, which are valid."""
+        again, gap = np.zeros(len(seq), np.bool_), np.zeros(len(seq), np.bool_)
         given = np.flatnonzero(seq != NO_SEQ)
-        if not len(given):
-            return wrong
-        said = seq[given]
-        first = int(said[0]) - 1 if self._highest is None else self._highest
-        before = np.maximum.accumulate(np.concatenate(([first], said)))[:-1]
-        self._highest = max(first, int(said.max()))
-        odd = np.flatnonzero(said != before + 1)
-        for at in odd.tolist():
-            wrong[self._judge_odd(int(said[at]), int(before[at]))][given[at]] = True
-        return wrong
-
-    def _judge_odd(self, seq: int, highest: int) -> Wrong:
-        if seq > highest:
-            if len(self._gaps) < _GAPS_MAX:
-                self._gaps.append((highest + 1, seq))
-            return Wrong.SEQ_GAP
-        at = bisect_right(self._gaps, (seq, 2**63)) - 1
-        if at < 0 or not self._gaps[at][0] <= seq < self._gaps[at][1]:
-            return Wrong.SEQ_AGAIN
-        first, end = self._gaps[at]
-        self._gaps[at : at + 1] = [gap for gap in ((first, seq), (seq + 1, end)) if gap[0] < gap[1]]
-        return Wrong.SEQ_LATE
+        if len(given):
+            said = seq[given]
+            first = int(said[0]) - 1 if self._highest is None else self._highest
+            before = np.maximum.accumulate(np.concatenate(([first], said)))[:-1]
+            self._highest = max(first, int(said.max()))
+            again[given], gap[given] = said <= before, said > before + 1
+        return again, gap
 
 
 @final
@@ -249,12 +192,9 @@ class EventSorter:
             what = f"seq {seq}" if problem.name.startswith("SEQ") else EventKind(rows[row, 1]).name.lower()
             return f"{self._place(source, number)} ({what}, {' of '.join(filter(None, reversed(key)))})"
 
-        wrong = subscription.seqs.judge(rows[:, 6])
-        gaps = np.flatnonzero(wrong.pop(Wrong.SEQ_GAP))
-        if len(gaps):
-            samples = [shown(Wrong.SEQ_GAP, row) for row in gaps[:SAMPLES_MAX].tolist()]
-            self._bad_rows.add(Wrong.SEQ_GAP, len(gaps), samples)
-        rows = rows[~count_wrong(wrong, self._bad_rows, shown)]
+        again, gap = subscription.seqs.judge(rows[:, 6])
+        count_wrong({Wrong.SEQ_GAP: gap}, self._bad_rows, shown)
+        rows = rows[~count_wrong({Wrong.SEQ_AGAIN: again}, self._bad_rows, shown)]
         rows = rows[~count_wrong(
             {Wrong.TIME_BACK: subscription.order.judge_times(rows[:, 0])}, self._bad_rows, shown
         )]  # fmt: skip
@@ -398,11 +338,7 @@ class _Conversion:
 
     def _read_parquet(self, source: int, file: Path) -> None:
         size = file.stat().st_size
-
-        def place(number: int) -> str:
-            return self._place(source, number)
-
-        for table, numbers, share in tables(file, bad_rows=self._bad_rows, place=place):
+        for table, numbers, share in tables(file):
             self._take(source, table, numbers, done=int(share * size))
 
     def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:
