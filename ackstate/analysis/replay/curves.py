@@ -243,7 +243,7 @@ class Folded(NamedTuple):
     if_written: Int64s  # The same number if the persist in progress had been written; equals `redelivery` without one
     persisting: Bools  # True from the start of a persist to its end; a failed one ends with the next successful one
     alive: Bools  # False from a crash until the recovery
-    # The part of `redelivery` that the last completed persist excluded, by `curve_sum.CAUSES`: young acks, and acks
+    # The part of `redelivery` that the last completed persist excluded, by `CAUSES`: young acks, and acks
     # beyond a limit. The latter all count under the range limit, because an event does not name the limit. None if no
     # ack was excluded.
     causes: npt.NDArray[np.int64] | None
