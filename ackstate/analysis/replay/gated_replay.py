@@ -145,7 +145,7 @@ class OpenRun(NamedTuple):
         """Return the effects of some events on a cursor."""
         acked, sent = (
             dict(bitmaps_of(events.ledger_id[at], events.first_entry[at], events.last_entry[at]))
-            for at in (events.is_any_of(_ACKS), events.kind == _DELIVER)
+            for at in (np.isin(events.kind, _ACKS), events.kind == _DELIVER)
         )
         for ledger_id, entries in acked.items():
             sent[ledger_id] = sent.get(ledger_id, _NONE) | entries
