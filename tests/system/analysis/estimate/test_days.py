@@ -123,7 +123,7 @@ def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(engine, tmp
 def test_a_damaged_chunk_is_refused_with_the_name_of_its_day(engine, tmp_path):
     write_days(tmp_path / "days", {"s": [Event(10 * entry, ACK, 1, entry, entry) for entry in range(12)]}, [55])
     file = tmp_path / "days" / "day=2026-11-02" / "part-00000.parquet"
-    write_rows([row | {"event_count": 99} for row in read_rows(file)], file)
+    write_rows([row | {"kind": [77] * len(row["kind"])} for row in read_rows(file)], file)
     with pytest.raises(TraceError, match=r"day=2026-11-02: not a trace, damaged chunk 0 of s"):
         answer(engine, tmp_path / "days", [None])
 
