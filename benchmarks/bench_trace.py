@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow.parquet as pq
 
-from ackstate.analysis.estimate.chunk_steps import chunk_columns, packed_chunks
+from ackstate.analysis.estimate.chunks import chunk_columns, packed_chunks
 from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.trace.generate import TracePlan, make_trace
 from ackstate.analysis.workloads.traffic import WORKLOADS

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pulsar
 from pulsar import ConsumerType
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.parquet import write_trace
@@ -35,7 +35,7 @@ from ackstate.analysis.trace.recorder import read_recording
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ackstate.analysis.estimate.trace_source import TraceSource
+    from ackstate.analysis.estimate.engine import TraceSource
 
 TOPIC = "persistent://public/default/orders"
 MESSAGES_PER_S = 1_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 
-from ackstate.analysis.trace.broker_fields import FORMAT
+from ackstate.analysis.trace.broker_recording import FORMAT
 
 T0 = 1_700_000_000_000
 TOPIC = "persistent://public/default/t"

@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine
-from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA, events_of, named_entries
-from ackstate.analysis.trace.events import EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA, events_of, named_entries, pack
+from ackstate.analysis.trace.events import EVENT_COLUMNS, FILES_KEY, ONLY, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.generate import TracePlan
-from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
-from ackstate.analysis.trace.packed_numbers import pack
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 
@@ -92,7 +90,7 @@ def _packed(row):
 
 def subscriptions_of(trace, policies=(None,), **options):
     """Return the estimates of a trace's subscriptions, computed in this process."""
-    rows = estimates(LocalEngine().trace(trace), policies, **options).collect()
+    rows = estimates(LocalSource.of(trace), policies, **options).collect()
     return [row for row in rows if row["scope"] == "subscription"]
 
 

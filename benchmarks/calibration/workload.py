@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from random import Random
 
-    from ackstate.analysis.trace.rows import Events
+    from ackstate.analysis.trace.chunks import Events
 
 SUBSCRIPTION = "calibrated"
 _EVENTS = 3_000

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import ROWS_AT_ONCE, events_of, packed_columns
+from ackstate.analysis.trace.chunks import ROWS_AT_ONCE, events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.parquet import trace_files
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.trace.packed_numbers import Int64s
+    from ackstate.analysis.trace.chunks import Int64s
 
 _KEY = ("topic", "subscription", "first_seq")
 _ROWS = pa.schema([

@@ -19,10 +19,9 @@ from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.pulsar.ack_state_file import decode_ack_states
 from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
-from ackstate.analysis.trace.bad_rows import BadRowsMax
-from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.check import BadRowsMax, check_events
 from ackstate.analysis.trace.convert import convert
-from ackstate.analysis.trace.manifest import MANIFEST, listed_names
+from ackstate.analysis.trace.parquet import MANIFEST, listed_names
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.cursor.config import cursor_settings
 from ackstate.limits.policies import decode_policies

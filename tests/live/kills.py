@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pulsar
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import events_of, pieces
+from ackstate.analysis.trace.chunks import events_of, pieces
 from ackstate.analysis.trace.events import EventKind, PolledEvent
 from ackstate.analysis.trace.parquet import trace_files
 from live.command import ackstate, ackstate_json

@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate import DeletedRanges
-from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.recorder import Recorder
 

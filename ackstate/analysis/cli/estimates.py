@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
+    from ackstate.analysis.estimate.engine import TraceSource
     from ackstate.analysis.estimate.results import PolicyResult, SweepResult
-    from ackstate.analysis.estimate.trace_source import Engine as Runs
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.days import Day
+    from ackstate.analysis.trace.parquet import Span
 
 
 # `make calibrate` writes it there.
@@ -190,20 +190,20 @@ def estimated(
     output: Output,
     current: CurrentPolicy | None = None,
     is_recorded_current: bool = False,
-    days: Sequence[Day] | None = None,
+    days: Sequence[Span] | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
     Policies that cannot be replayed are excluded and listed in `SweepResult.refused`, unless none is left.
     """
+    from ackstate.analysis.estimate.engine import trace_of
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
-    from ackstate.analysis.estimate.trace_source import trace_of
-    from ackstate.analysis.replay.persistable import persistable
+    from ackstate.analysis.replay.grid import persistable
     from ackstate.analysis.replay.policy import PolicyError
     from ackstate.analysis.spark.session import readable_failures
-    from ackstate.analysis.trace.days import check_days, span_of
     from ackstate.analysis.trace.events import TraceError
+    from ackstate.analysis.trace.parquet import check_days, span_of
 
     days = check_days(trace) if days is None else days
     covered = span_of(days)
@@ -217,8 +217,9 @@ def estimated(
         inputs = ReportInputs.read(calibration=output.calibration, origin=output.trace_summary)
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
+        source = trace_of(where, days)
         found = estimates(
-            trace_of(where, days), policies, crashes_per_day=crashes_per_day, is_plotted=inputs is not None,
+            source, policies, crashes_per_day=crashes_per_day, is_plotted=inputs is not None,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
@@ -231,7 +232,7 @@ def estimated(
             from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
 
-            command, engine = shlex.join(["ackstate", *sys.argv[1:]]), where.made_by()
+            command, engine = shlex.join(["ackstate", *sys.argv[1:]]), source.made_by()
             contents = make_contents(highs, covered, trace, result, inputs, command=command, engine=engine)
             write_atomically(output.report, render(contents))
         return result, highs
@@ -263,25 +264,29 @@ def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded
 
 
 @contextmanager
-def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Runs]:
+def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Callable[[Span], TraceSource]]:
     """Wait for the engine, and show its progress while the block runs."""
-    from ackstate.analysis.estimate.trace_source import LocalEngine
+    from ackstate.analysis.estimate.engine import LocalSource
 
     if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
         progress.add_task("computing every instant", total=None)
-        yield LocalEngine()
+        yield LocalSource
         return
     from ackstate.analysis.spark.cluster import is_local
-    from ackstate.analysis.spark.one_task import OneTaskEngine
+    from ackstate.analysis.spark.one_task import OneTaskSource
     from ackstate.analysis.spark.session import shown_stages
-    from ackstate.analysis.spark.source import SparkEngine
+    from ackstate.analysis.spark.source import SparkSource
 
     spark = session()
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
-    with shown_stages(spark, progress):
-        yield OneTaskEngine(spark) if is_small else SparkEngine(spark)
+    task = progress.add_task("Spark computes every instant", total=None)
+    with shown_stages(spark, progress, task, "Spark"):
+        if is_small:
+            yield lambda span: OneTaskSource(spark, LocalSource(span))
+        else:
+            yield partial(SparkSource.checked, spark)
 
 
 def rate_text(number: float | None) -> str:
@@ -393,7 +398,7 @@ def sweep(
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.trace.days import check_days
+    from ackstate.analysis.trace.parquet import check_days
 
     # Mistakes in options and files are reported before the trace is read.
     is_named = current_policy not in ("", _RECORDED)

@@ -139,7 +139,7 @@ def spark_package(
     command, such as redelivery TRACE; docs/cluster.md has the whole line.
     """
     from ackstate.analysis.atomic_write import write_atomically
-    from ackstate.analysis.spark.package import SCRIPT, write_package
+    from ackstate.analysis.spark.cluster import SCRIPT, write_package
 
     out.mkdir(parents=True, exist_ok=True)
     count = write_package(out / "ackstate.zip")

@@ -44,7 +44,7 @@ class ConvertByDefault(CommandGroup):
 
 
 def _bad_rows_max(text: str) -> Any:
-    from ackstate.analysis.trace.bad_rows import BadRowsMax
+    from ackstate.analysis.trace.check import BadRowsMax
 
     try:
         return BadRowsMax.parse(str(text))
@@ -154,8 +154,7 @@ def generate(
     many_consumers, mixed_delays, heavy_traffic. The same options generate the
     same events on any number of cores.
     """
-    from ackstate.analysis.spark.progress import tasks_shown
-    from ackstate.analysis.spark.session import local_session, readable_failures
+    from ackstate.analysis.spark.session import local_session, readable_failures, shown_stages
     from ackstate.analysis.trace.generate import TracePlan, make_trace
     from ackstate.analysis.trace.parquet import check_replaceable
 
@@ -168,11 +167,7 @@ def generate(
     with console.progress() as progress, readable_failures(out, work="write"):
         task = progress.add_task("starting Spark", total=None)
         spark = local_session()
-
-        def show(done: int, total: int) -> None:
-            progress.update(task, description="Spark generates the trace", completed=done, total=total)
-
-        with tasks_shown(spark, show):
+        with shown_stages(spark, progress, task, "Spark generates the trace"):
             made = make_trace(spark, plan, out)
     if json:
         console.write_json({"trace": str(out), "plan": asdict(plan), **made._asdict()})

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackstate.analysis.replay.policy import Policy, PolicyError
-from ackstate.analysis.trace.chunk_rows import events_of, packed_columns
-from ackstate.analysis.trace.days import days_of
-from ackstate.analysis.trace.events import EventKind, TraceError
-from ackstate.analysis.trace.parquet import trace_files
+from ackstate.analysis.trace.chunks import events_of, packed_columns
+from ackstate.analysis.trace.events import EventKind
+from ackstate.analysis.trace.parquet import days_of, opened_parquet, trace_files
 from ackstate.cursor.config import cursor_settings
 from ackstate.pulsar_conf import decode_properties
 
@@ -43,17 +40,11 @@ BROKER_SETTINGS = "_broker.json"
 
 
 class PersistRhythm(NamedTuple):
-    """The time between persists in a recording.
+    """The time between persists in a recording."""
 
-    Attributes:
-        interval_ms: The time between two persists of a busy subscription.
-        gap_count: Number of intervals seen.
-        regular_share: Share of them within a tenth of `interval_ms`.
-    """
-
-    interval_ms: int
-    gap_count: int
-    regular_share: float
+    interval_ms: int  # The time between two persists of a busy subscription
+    gap_count: int  # Number of intervals seen
+    regular_share: float  # Share of them within a tenth of `interval_ms`
 
     @property
     def text(self) -> str:
@@ -63,17 +54,11 @@ class PersistRhythm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CurrentPolicy:
-    """The policy in force.
+    """The policy in force."""
 
-    Attributes:
-        policy: The policy.
-        source: Where it is known from, in words.
-        warnings: Reasons to doubt it, as sentences.
-    """
-
-    policy: Policy
-    source: str
-    warnings: tuple[str, ...] = ()
+    policy: Policy  # The policy
+    source: str  # Where it is known from, in words
+    warnings: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
 
     @classmethod
     def given(cls, policy: Policy, source: str, rhythm: PersistRhythm | None) -> CurrentPolicy:
@@ -82,12 +67,7 @@ class CurrentPolicy:
 
     @classmethod
     def of_recorded_broker(cls, trace: Location) -> CurrentPolicy | None:
-        """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it.
-
-        Raises:
-            PolicyError: The settings are invalid.
-            OSError: They cannot be read.
-        """
+        """Return the policy of the Pulsar broker that was recorded; None if the trace does not name it."""
         # Of several days, those of the last.
         path = days_of(trace)[-1] / BROKER_SETTINGS
         if not path.exists():
@@ -113,13 +93,7 @@ class CurrentPolicy:
 
 
 def recorded_rhythm(path: Location) -> PersistRhythm | None:
-    """Return the time between persists in the first chunks of a trace's files; None if there are too few persists.
-
-    Complexity: at most 256 chunks of at most 8 files are read.
-
-    Raises:
-        TraceError: The trace cannot be read.
-    """
+    """Return the time between persists in the first chunks of a trace's files; None if there are too few persists."""
     files = [file for day in days_of(path) for file in trace_files(day)]
     step = -(-len(files) // _FILES_MAX)
     chosen = files[::step]
@@ -133,12 +107,7 @@ def recorded_rhythm(path: Location) -> PersistRhythm | None:
 
 
 def read_broker_policy(path: Location) -> Policy:
-    """Return the policy of a Pulsar 4.2 broker.
-
-    Raises:
-        PolicyError: The file, or the value of a setting, is invalid.
-        OSError: The file cannot be read.
-    """
+    """Return the policy of a Pulsar 4.2 broker."""
     try:
         settings = cursor_settings(_properties(path))
         default = Policy.from_mapping(PULSAR_4_2)
@@ -180,20 +149,17 @@ _NAMES = ("topic", "subscription", "chunk")
 
 def _chunks(file: Location, chunks_max: int) -> Iterator[tuple[str, str, int, np.ndarray, np.ndarray]]:
     read = 0
-    try:
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            columns = packed_columns(("ts_ms", "kind"))
-            for batch in parquet.iter_batches(_CHUNKS_AT_ONCE, columns=[*_NAMES, *columns]):
-                offsets, (ts_ms, kind) = events_of(batch, ("ts_ms", "kind"))
-                names = zip(*(batch[name].to_pylist() for name in _NAMES), strict=True)
-                ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-                for (topic, subscription, chunk), (begin, end) in zip(names, ends, strict=True):
-                    yield topic, subscription, chunk, ts_ms[begin:end], kind[begin:end]
-                read += batch.num_rows
-                if read >= chunks_max:
-                    return
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{file}: not a readable Parquet file, {error}") from error
+    with opened_parquet(file) as parquet:
+        columns = packed_columns(("ts_ms", "kind"))
+        for batch in parquet.iter_batches(_CHUNKS_AT_ONCE, columns=[*_NAMES, *columns]):
+            offsets, (ts_ms, kind) = events_of(batch, ("ts_ms", "kind"))
+            names = zip(*(batch[name].to_pylist() for name in _NAMES), strict=True)
+            ends = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            for (topic, subscription, chunk), (begin, end) in zip(names, ends, strict=True):
+                yield topic, subscription, chunk, ts_ms[begin:end], kind[begin:end]
+            read += batch.num_rows
+            if read >= chunks_max:
+                return
 
 
 def _usual(interval_ms: int) -> int:

@@ -17,19 +17,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.chunks import sorted_chunks, takes_compact
+from ackstate.analysis.estimate.engine import LocalRows, joined
 from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
-from ackstate.analysis.estimate.rows import LocalRows, joined
-from ackstate.analysis.estimate.slices import Slices
-from ackstate.analysis.estimate.sorted_chunks import sorted_chunks, takes_compact
+from ackstate.analysis.estimate.slices import SLICES_MAX, Slices, ThinnedCurve
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
 from ackstate.analysis.replay.policy import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.estimate.rows import Rows
-    from ackstate.analysis.estimate.trace_source import TraceSource
+    from ackstate.analysis.estimate.engine import Rows, TraceSource
     from ackstate.analysis.replay.policy import Policy
 
 CHUNKS_PER_SLICE = 64
@@ -51,35 +49,26 @@ def estimates(  # noqa: PLR0913 - each is needed once
     those of their topic. Before its first event, and while its process is dead, a subscription redelivers nothing;
     after its last event the broker continues to tick.
 
-    Args:
-        source: The trace; the steps run where it is read.
-        policies: The grid; `AS_RECORDED` is the recording itself.
-        scopes: The scopes to estimate: a ``topic`` is redelivered by its unload, ``total`` by a crash of the broker.
-        crashes_per_day: The rate for which duplicates are counted.
-        is_plotted: Whether to return curves, of all together and of the worst subscriptions.
-        drawn: The index of the policy under which curves of single subscriptions are returned.
+    For a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
+    low numbers, has the index of the policy plus the number of policies.
 
-    Returns:
-        For a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
-        low numbers, has the index of the policy plus the number of policies.
+    ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;
+    ``expected``: mean over time, null if no time passed, as are ``p50, p90, p99``: the least number that is not
+    exceeded for that share of the time; ``max, max_ts_ms``: the peak and its first time, null if it is 0: of a
+    subscription at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges,
+    cut_by_bytes, cut_by_route``: ``expected`` by cause, which add up to it; as recorded they come from the trace;
+    ``write_count, bytes_written, bytes_kept, bytes_kept_max``: as `Costs`, summed up; ``blocked_ms``: the longest
+    time that dispatch of a subscription was blocked; ``duration_ms``: of the trace; ``duplicates_per_day``.
 
-        ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;
-        ``expected``: mean over time, null if no time passed, as are ``p50, p90, p99``: the least number that is not
-        exceeded for that share of the time; ``max, max_ts_ms``: the peak and its first time, null if it is 0: of a
-        subscription at any event, of others at the end of any millisecond; ``not_flushed, young, cut_by_ranges,
-        cut_by_bytes, cut_by_route``: ``expected`` by cause, which add up to it; as recorded they come from the trace;
-        ``write_count, bytes_written, bytes_kept, bytes_kept_max``: as `Costs`, summed up; ``blocked_ms``: the longest
-        time that dispatch of a subscription was blocked; ``duration_ms``: of the trace; ``duplicates_per_day``.
-
-        ``curve_ms, curve``: the times of the peak and of the last change in each of about 500 slices of time, and then
-        row by row the values of `SERIES`; for all together under each policy, and under the drawn one also for at least
-        the `CURVE_COUNT_MAX` subscriptions with most redelivery, if there are as many; null for others.
-        ``crash_ms, crash_count``: when processes died, of subscriptions and, at most `CRASHES_MAX` times, of all
-        together, and the number of these times, under the first policy. ``crashes``: of a subscription as recorded,
-        three numbers for each crash: redelivery, redelivery if the persist in progress had been written, and whether
-        a persist was in progress.
+    ``curve_ms, curve``: the times of the peak and of the last change in each of about 500 slices of time, and then
+    row by row the values of `SERIES`; for all together under each policy, and under the drawn one also for at least
+    the `CURVE_COUNT_MAX` subscriptions with most redelivery, if there are as many; null for others.
+    ``crash_ms, crash_count``: when processes died, of subscriptions and, at most `CRASHES_MAX` times, of all
+    together, and the number of these times, under the first policy. ``crashes``: of a subscription as recorded,
+    three numbers for each crash: redelivery, redelivery if the persist in progress had been written, and whether
+    a persist was in progress.
     """
-    span = source.span()
+    span = source.span
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
     if span.has_intervals:
@@ -104,11 +93,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
 
 
 def check_replayable(policies: Sequence[Policy | None]) -> None:
-    """Refuse policies that a trace of polls has too few events for.
-
-    Raises:
-        PolicyError: A policy limits the dispatch.
-    """
+    """Refuse policies that a trace of polls has too few events for."""
     for policy in policies:
         if policy is not None and policy.blocks:
             raise PolicyError(

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
-from ackstate.analysis.replay.curve_sum import CAUSES, SERIES, Histogram, quantile, weight_of
-from ackstate.analysis.replay.curves import Costs
+from ackstate.analysis.replay.curves import CAUSES, SERIES, Costs, Histogram, quantile, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,40 +48,24 @@ _BATCH_PARTS = 10_000
 
 
 class Part(NamedTuple):
-    """A row between two steps.
+    """A row between two steps."""
 
-    Attributes:
-        policy: Index in the grid.
-        slice: Number of the slice of time whose changes these are; else `RESULT`, `CURVE` or `CRASHES`.
-        scope: One of `SCOPES`; the next three name it, empty beyond the scope.
-        namespace: The first two parts of the topic's name.
-        topic: See `scope`.
-        subscription: See `scope`.
-        begin: For changes, the values at the start of the slice; else empty.
-        first: For changes, a curve and crashes, the times; for a result, the values, each once.
-        second: For changes, the differences, row after row, as many rows as `begin` has; for a result, the duration of
-            each value; for a curve, its values, row by row; for crashes as recorded, three numbers each.
-        sums: As `narrow_sums` returns them; None in all but one part of a result.
-    """
-
-    policy: int
-    slice: int
-    scope: str
-    namespace: str
+    policy: int  # Index in the grid
+    slice: int  # Number of the slice of time whose changes these are; else `RESULT`, `CURVE` or `CRASHES`
+    scope: str  # One of `SCOPES`; the next three name it, empty beyond the scope
+    namespace: str  # The first two parts of the topic's name
     topic: str
     subscription: str
-    begin: Int64s
-    first: Int64s
+    begin: Int64s  # For changes, the values at the start of the slice; else empty
+    first: Int64s  # For changes, a curve and crashes, the times; for a result, the values, each once
+    # For changes, the differences, row after row, as many rows as `begin` has; for a result, the duration of each
+    # value; for a curve, its values, row by row; for crashes as recorded, three numbers each.
     second: Int64s
-    sums: Sequence[int | None] | None
+    sums: Sequence[int | None] | None  # As `narrow_sums` returns them; None in all but one part of a result
 
 
 def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
-    """Return sums as a part stores them, each in 64 bits.
-
-    Returns:
-        The same sums. If a cause takes more than 62 bits, these are the low bits of each, and the high bits follow.
-    """
+    """Return sums as a part stores them: if a cause exceeds 62 bits, the low bits of each, and the high bits follow."""
     causes = [each or 0 for each in sums[_CAUSES]]
     highs = [each >> _LOW_BITS for each in causes]
     if not any(highs):
@@ -142,13 +125,7 @@ def _lists_of(arrays: Sequence[Int64s]) -> pa.ListArray:
 def add_slices(
     batches: Iterable[pa.RecordBatch], *, slices: Slices, scopes: Sequence[str] = SCOPES
 ) -> Iterator[pa.RecordBatch]:
-    """Add up the curves of each slice; pass results through, and count their costs for all scopes.
-
-    Args:
-        batches: The parts, sorted by policy, slice, namespace and topic.
-        slices: The slices into which the curves are cut.
-        scopes: The scopes of the results to return.
-    """
+    """Add up the curves of each slice; pass results through, and count their costs for all scopes."""
     yield from batches_of(part for part in sum_slices(parts_of(batches), slices) if part.scope in scopes)
 
 

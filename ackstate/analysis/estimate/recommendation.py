@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.broker_conf import runs_on_pulsar
-from ackstate.analysis.estimate.setting_words import change_text, policy_text
+from ackstate.analysis.estimate.settings import change_text, policy_text, runs_on_pulsar
 from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
 from ackstate.cursor.formats import Format
 
@@ -23,19 +22,13 @@ _MESSAGES_MIN = 0.5  # nor one that saves fewer messages per crash, which would 
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A recommended change of one setting.
+    """A recommended change of one setting."""
 
-    Attributes:
-        key: Its name in `Policy.from_mapping`.
-        before: Its value in the current policy, as in `Policy.texts`.
-        after: Its value in the recommended policy.
-        gain: Messages per crash of the broker that would be redelivered in addition without this change; None if that
-            was not replayed.
-    """
-
-    key: str
-    before: str
-    after: str
+    key: str  # Its name in `Policy.from_mapping`.
+    before: str  # Its value in the current policy, as in `Policy.texts`.
+    after: str  # Its value in the recommended policy
+    # Messages per crash of the broker that would be redelivered in addition without this change; None if that was not
+    # replayed.
     gain: float | None
 
     @property
@@ -46,19 +39,14 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommended policy.
+    """A recommended policy."""
 
-    Attributes:
-        current: The policy in force, with which others are compared.
-        recommended: The recommended policy; None if no policy is better.
-        changes: The settings to change, the greatest gain first; empty if the current policy is the recording.
-        native: The best policy with ackstate's native journal, if the broker is Pulsar and it is better than
-            `recommended`; else None.
-    """
-
-    current: PolicyResult
-    recommended: PolicyResult | None
+    current: PolicyResult  # The policy in force, with which others are compared
+    recommended: PolicyResult | None  # The recommended policy; None if no policy is better
+    # The settings to change, the greatest gain first; empty if the current policy is the recording.
     changes: tuple[SettingChange, ...] = ()
+    # The best policy with ackstate's native journal, if the broker is Pulsar and it is better than `recommended`; else
+    # None.
     native: PolicyResult | None = None
 
     @property
@@ -153,7 +141,7 @@ def _without_idle_change(
 
 
 def _choose(possible: Sequence[PolicyResult], current: PolicyResult) -> PolicyResult | None:
-    front = _front(possible)
+    front = unbeaten(possible)
     better = [each for each in front if current.badness[0] - each.badness[0] > _least_gain(current)]
     compared = front if current.policy is AS_RECORDED else [*front, current]
     most = [max(values) for values in zip(*(each.badness for each in [*compared, current]), strict=True)]
@@ -165,7 +153,7 @@ def _least_gain(current: PolicyResult) -> float:
     return max(GAIN_MIN * current.badness[0], _MESSAGES_MIN)
 
 
-def _front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
+def unbeaten(results: Sequence[PolicyResult]) -> list[PolicyResult]:
     """Return the policies that no other beats, in the given order."""
     ranked = sorted(((each.badness, number) for number, each in enumerate(results)))
     front: list[tuple[tuple[float, ...], int]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend
+from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend, unbeaten
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
 
 if TYPE_CHECKING:
@@ -94,17 +94,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """One policy.
+    """One policy."""
 
-    Attributes:
-        policy: The policy, or `AS_RECORDED`.
-        estimates: For each scope and name, sorted.
-        is_on_front: Whether no other policy of the grid is at least as good in every respect and better in one:
-            redelivery after a crash of the broker, bytes written, writes, time blocked. The recording is not compared.
-    """
-
-    policy: Policy | None
-    estimates: tuple[Estimate, ...]
+    policy: Policy | None  # The policy, or `AS_RECORDED`
+    estimates: tuple[Estimate, ...]  # For each scope and name, sorted
+    # Whether no other policy of the grid is at least as good in every respect and better in one: redelivery after a
+    # crash of the broker, bytes written, writes, time blocked. The recording is not compared.
     is_on_front: bool = False
 
     @property
@@ -132,28 +127,18 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """A grid of policies over one trace.
+    """A grid of policies over one trace."""
 
-    Attributes:
-        trace: Its path.
-        crashes_per_day: The rate for which duplicates are counted.
-        policies: In the order of the grid.
-        refused: Label and reason of each policy of the grid under which no cursor can be opened.
-        baseline: Label of the policy in force, with which others are compared; empty for the first of the grid.
-        current_source: Where that policy is known from, in words.
-        current: That policy; None if no policy was tried.
-        doubts: Reasons to doubt it, as sentences.
-        advice: The recommended policy, compared with the policy in force; None if no policy was tried.
-    """
-
-    trace: str
-    crashes_per_day: float
-    policies: tuple[PolicyResult, ...]
+    trace: str  # Its path
+    crashes_per_day: float  # The rate for which duplicates are counted
+    policies: tuple[PolicyResult, ...]  # In the order of the grid
+    # Label and reason of each policy of the grid under which no cursor can be opened.
     refused: tuple[tuple[str, str], ...] = ()
-    baseline: str = ""
-    current_source: str = ""
-    current: PolicyResult | None = None
-    doubts: tuple[str, ...] = ()
+    baseline: str = ""  # Label of the policy in force, with which others are compared; empty for the first of the grid
+    current_source: str = ""  # Where that policy is known from, in words
+    current: PolicyResult | None = None  # That policy; None if no policy was tried
+    doubts: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
+    # The recommended policy, compared with the policy in force; None if no policy was tried.
     advice: Recommendation | None = None
 
     @classmethod
@@ -177,11 +162,7 @@ class SweepResult:
         return cls(trace, crashes_per_day, tuple(known), tuple(refused)).compared_with("")
 
     def compared_with(self, baseline: str, source: str = "", doubts: Sequence[str] = ()) -> Self:
-        """Return the result with another policy in force.
-
-        Raises:
-            PolicyError: No policy of the grid has this label.
-        """
+        """Return the result with another policy in force."""
         labels = [each.label for each in self.policies]
         if baseline and baseline not in labels:
             raise PolicyError(f"current policy must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
@@ -303,14 +284,5 @@ def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
 
 
 def _with_front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
-    rivals = [each.badness for each in results if each.policy is not AS_RECORDED and each.estimates]
-    return [PolicyResult(each.policy, each.estimates, is_on_front=_is_unbeaten(each, rivals)) for each in results]
-
-
-def _is_unbeaten(result: PolicyResult, rivals: Sequence[tuple[float, ...]]) -> bool:
-    if result.policy is AS_RECORDED or not result.estimates:
-        return False
-    mine = result.badness
-    return not any(
-        rival != mine and all(theirs <= ours for theirs, ours in zip(rival, mine, strict=True)) for rival in rivals
-    )
+    front = unbeaten([each for each in results if each.policy is not AS_RECORDED and each.estimates])
+    return [replace(each, is_on_front=any(each is other for other in front)) for each in results]

@@ -1,4 +1,4 @@
-"""Adds up the curves of many subscriptions, one slice of time after the other."""
+"""Adds up the curves of many subscriptions, one slice of time after the other, and thins curves out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
 
-from ackstate.analysis.replay.curve_sum import CAUSES, combined
+from ackstate.analysis.replay.curves import CAUSES, combined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ackstate.analysis.estimate.parts import Part
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.curve_sum import Series, SeriesPoints
+    from ackstate.analysis.replay.curves import Series, SeriesPoints
+
 
 _NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
 _NOTHING = np.empty(0, np.int64)
@@ -34,30 +35,16 @@ def namespace_of(topic: str) -> str:
 
 
 class Slices(NamedTuple):
-    """Time in slices of equal width, a power of two; the last slice contains the last millisecond.
+    """Time in slices of equal width, a power of two; the last slice contains the last millisecond."""
 
-    Attributes:
-        begin_ms: When the first slice begins.
-        end_ms: Time of the last event.
-        width_ms: Width of a slice.
-        slice_count: Number of slices; 0 if none are needed.
-    """
-
-    begin_ms: int
-    end_ms: int
-    width_ms: int
-    slice_count: int
+    begin_ms: int  # When the first slice begins
+    end_ms: int  # Time of the last event
+    width_ms: int  # Width of a slice
+    slice_count: int  # Number of slices; 0 if none are needed
 
     @classmethod
     def of(cls, begin_ms: int, end_ms: int, count: int, *, width_ms_max: int = 2**62) -> Self:
-        """Cut time into slices.
-
-        Args:
-            begin_ms: When the first slice begins.
-            end_ms: The last millisecond.
-            count: Least number of slices, if there are as many milliseconds; 0 for none.
-            width_ms_max: Largest width of a slice, a power of two.
-        """
+        """Cut time into slices."""
         span_ms = end_ms - begin_ms + 1
         width_ms = min(1 << max(span_ms // max(count, 1), 1).bit_length() - 1, width_ms_max)
         return cls(begin_ms, end_ms, width_ms, -(-span_ms // width_ms) if count else 0)
@@ -69,29 +56,18 @@ class Slices(NamedTuple):
 
 
 class SliceChange(NamedTuple):
-    """How a curve changes within a slice.
+    """How a curve changes within a slice."""
 
-    Attributes:
-        number: Number of the slice.
-        begin: The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
-        ts_ms: The times of the changes; rising.
-        delta: The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`.
-    """
-
-    number: int
+    number: int  # Number of the slice
+    # The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
     begin: Int64s
-    ts_ms: Int64s
-    delta: Series
+    ts_ms: Int64s  # The times of the changes; rising
+    delta: Series  # The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`
 
 
 @final
 class SliceWriter:
-    """Cuts one curve into slices.
-
-    Args:
-        slices: The slices.
-        series_count: 1 for redelivery alone, or `SERIES` to include its causes.
-    """
+    """Cuts one curve into slices."""
 
     def __init__(self, slices: Slices, series_count: int) -> None:
         self._slices = slices
@@ -128,12 +104,7 @@ class SliceWriter:
 
 
 def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
-    """Add up curves of topics, namespaces and all, slice by slice.
-
-    Yields:
-        For each slice and scope a part of the result, and for all together, if the changes have causes, two points of
-        the curve; parts that are results already, with their costs and crashes for the other scopes.
-    """
+    """Add up curves of topics, namespaces and all, slice by slice."""
     for (_, number), of_slice in groupby(parts, key=lambda part: (part.policy, part.slice)):
         if number < 0:
             for part in of_slice:
@@ -224,3 +195,61 @@ class _Sum:
             slice=CURVE, scope="total", namespace="", topic="", subscription="", begin=_NOTHING,
             first=times[at], second=level[:, at].ravel(), sums=None,
         )  # fmt: skip
+
+
+SLICES_MAX = 500
+"""A report plots at most two points in each of this many slices of time."""
+OWN_SLICES_MAX = 250
+"""Slices in the curve of a single subscription."""
+
+
+@final
+class ThinnedCurve:
+    """Thins a curve out as it grows, in slices whose width is a power of two.
+
+    The result depends on the curve and the width alone, not on how the curve was cut when it was added.
+    """
+
+    def __init__(self, begin_ms: int, end_ms: int, *, slices_max: int) -> None:
+        self._begin_ms = begin_ms
+        self._width_ms = 1
+        while (end_ms - begin_ms) // self._width_ms >= slices_max:
+            self._width_ms *= 2
+        # All points are thinned except the last, which a later point at the same time may replace.
+        self._ts_ms: Int64s = np.empty(0, np.int64)
+        self._values: Series | None = None
+
+    @property
+    def width_ms(self) -> int:
+        """The width of a slice: a power of two."""
+        return self._width_ms
+
+    def add(self, ts_ms: Int64s, values: Series) -> None:
+        """Add points at times that never fall; the last of one time counts, the first row of `values` has the peak."""
+        if not len(ts_ms):
+            return
+        known = len(self._ts_ms) - int(len(self._ts_ms) > 0 and self._ts_ms[-1] == ts_ms[0])
+        if self._values is not None:
+            ts_ms, values = np.concatenate((self._ts_ms, ts_ms)), np.concatenate((self._values, values), axis=1)
+        at = np.append(ts_ms[1:] != ts_ms[:-1], True)
+        changes = np.any(np.diff(values[:, at], prepend=0, axis=1) != 0, axis=0)
+        # Thinned points may repeat values, and are kept.
+        changes = changes | (np.arange(len(changes)) < known)
+        ts_ms, values = ts_ms[at][changes], values[:, at][:, changes]
+        if len(ts_ms):
+            kept = np.append(self._kept(ts_ms[:-1], values[:, :-1]), len(ts_ms) - 1)
+            self._ts_ms, self._values = ts_ms[kept], values[:, kept]
+
+    def points(self, series_count: int) -> tuple[Int64s, Series]:
+        """Return the points in order: times, and the values from then on; none if it never rose."""
+        if self._values is None:
+            return self._ts_ms, np.empty((series_count, 0), np.int64)
+        kept = self._kept(self._ts_ms, self._values)
+        return self._ts_ms[kept], self._values[:, kept]
+
+    def _kept(self, ts_ms: Int64s, values: Series) -> Int64s:
+        """Return the points that are the first peak or the end of their slice."""
+        slices = (ts_ms - self._begin_ms) // self._width_ms
+        begins = np.flatnonzero(np.diff(slices, prepend=-1))
+        ends = np.append(begins[1:], len(slices))[: len(begins)] - 1
+        return np.union1d(np.lexsort((-values[0], slices))[begins], ends)

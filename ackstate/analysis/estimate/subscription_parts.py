@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
-from ackstate.analysis.estimate.compact_curve import OWN_SLICES_MAX, ThinnedCurve
+from ackstate.analysis.estimate.chunks import by_subscription
 from ackstate.analysis.estimate.parts import SCOPES, Part, batches_of, narrow_sums
-from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, SliceChange, Slices, SliceWriter, namespace_of
-from ackstate.analysis.estimate.sorted_chunks import by_subscription
-from ackstate.analysis.replay.curve_sum import SERIES, Histogram, Points, series_of
-from ackstate.analysis.replay.curves import RecordedCurve
+from ackstate.analysis.estimate.slices import (
+    CRASHES,
+    CURVE,
+    OWN_SLICES_MAX,
+    RESULT,
+    SliceChange,
+    Slices,
+    SliceWriter,
+    ThinnedCurve,
+    namespace_of,
+)
+from ackstate.analysis.replay.curves import SERIES, Histogram, Points, RecordedCurve, series_of
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 
@@ -28,30 +36,19 @@ _NONE = np.empty(0, np.int64)
 
 
 class RequestedParts(NamedTuple):
-    """The requested output of a replay.
+    """The requested output of a replay."""
 
-    Attributes:
-        policies: The policies under which to replay.
-        numbers: The index of each of them in the grid.
-        begin_ms: Start of the trace.
-        slices: For sums and curves.
-        is_plotted: Whether to return curves; requires slices.
-        drawn: The index in the grid of the policy whose curves of single subscriptions to return.
-        is_polled: Whether the trace is one of polls: then each policy has a lower curve too. Its number is that of the
-            policy plus `policy_count`.
-        policy_count: Number of policies of the whole grid.
-        days: The names of the days, of a directory of daily traces.
-    """
-
-    policies: Sequence[Policy | None]
-    numbers: Sequence[int]
-    begin_ms: int
-    slices: Slices
-    is_plotted: bool = False
-    drawn: int = 0
+    policies: Sequence[Policy | None]  # The policies under which to replay
+    numbers: Sequence[int]  # The index of each of them in the grid
+    begin_ms: int  # Start of the trace
+    slices: Slices  # For sums and curves
+    is_plotted: bool = False  # Whether to return curves; requires slices
+    drawn: int = 0  # The index in the grid of the policy whose curves of single subscriptions to return
+    # Whether the trace is one of polls: then each policy has a lower curve too. Its number is that of the policy plus
+    # `policy_count`.
     is_polled: bool = False
-    policy_count: int = 0
-    days: Sequence[str] = ()
+    policy_count: int = 0  # Number of policies of the whole grid
+    days: Sequence[str] = ()  # The names of the days, of a directory of daily traces
 
     @property
     def curve_numbers(self) -> list[int]:
@@ -61,11 +58,7 @@ class RequestedParts(NamedTuple):
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
-    """Replay `sorted_chunks`, and yield the parts of each subscription, rows of `PART`.
-
-    Raises:
-        TraceError: As `by_subscription`, or a subscription's events cannot be replayed.
-    """
+    """Replay `sorted_chunks`, and yield the parts of each subscription, rows of `PART`."""
     yield from batches_of(_parts(batches, wanted))
 
 

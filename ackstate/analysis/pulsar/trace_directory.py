@@ -26,13 +26,10 @@ from ackstate.analysis.atomic_write import atomic_write, open_lock, write_atomic
 from ackstate.analysis.estimate.current_policy import BROKER_SETTINGS
 from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.polled import PolledChunk
-from ackstate.analysis.trace.chunk_rows import events_of, pieces
-from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.chunks import ChunkWriter, PolledEvents, events_of, pieces
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, PolledEvent, TraceError
-from ackstate.analysis.trace.manifest import MANIFEST, listed_names, write_manifest
-from ackstate.analysis.trace.parquet import check_trace, trace_files
+from ackstate.analysis.trace.parquet import MANIFEST, check_trace, listed_names, trace_files, write_manifest
 from ackstate.analysis.trace.recorder import Recorder, polled_frames, segments, torn_bytes
-from ackstate.analysis.trace.rows import PolledEvents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

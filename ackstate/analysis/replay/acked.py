@@ -59,20 +59,13 @@ class EventChunk(NamedTuple):
 
 
 class NewlyAckedRuns(NamedTuple):
-    """Entries that were not acked before, as runs in parallel arrays; no two share an entry.
+    """Entries that were not acked before, as runs in parallel arrays; no two share an entry."""
 
-    Attributes:
-        event: Index of the event that acked the run; rising, except in a `CompactChunk`, whose runs are sorted by
-            position.
-        ledger_id: Its ledger.
-        first: Its first entry.
-        end: The entry after its last.
-    """
-
+    # Index of the event that acked the run; rising, except in a `CompactChunk`, whose runs are sorted by position.
     event: Int64s
-    ledger_id: Int64s
-    first: Int64s
-    end: Int64s
+    ledger_id: Int64s  # Its ledger
+    first: Int64s  # Its first entry
+    end: Int64s  # The entry after its last
 
     def counts(self, event_count: int) -> Int64s:
         """Return the number of entries that each event of the chunk acks first."""
@@ -102,14 +95,10 @@ class CompactChunk(EventChunk):
 
     Its acks are in `news` instead, in order of position: the entries that each event acks first, counted from an empty
     state. So a chunk can be compacted without the chunks before it; `AckAccumulator` removes entries acked earlier.
-
-    Attributes:
-        news: These runs.
-        acked: Their entries by ledger, so that replaying chunks one after another builds no sets.
     """
 
-    news: NewlyAckedRuns
-    acked: Mapping[int, BitMap]
+    news: NewlyAckedRuns  # These runs
+    acked: Mapping[int, BitMap]  # Their entries by ledger, so that replaying chunks one after another builds no sets
 
 
 @final
@@ -117,12 +106,9 @@ class AckAccumulator:
     """Accumulates the acked entries of one subscription, chunk by chunk.
 
     Memory: a bitmap of these entries.
-
-    Args:
-        acked: Entries already acked, by ledger; ownership passes to this object.
     """
 
-    def __init__(self, acked: Mapping[int, BitMap] | None = None) -> None:
+    def __init__(self, acked: Mapping[int, BitMap] | None = None) -> None:  # takes the bitmaps over
         self.acked: dict[int, BitMap] = dict(acked or {})
 
     def copy(self) -> Self:
@@ -130,10 +116,7 @@ class AckAccumulator:
         return type(self)({ledger_id: bitmap.copy() for ledger_id, bitmap in self.acked.items()})
 
     def take(self, chunk: EventChunk) -> NewlyAckedRuns:
-        """Add the next chunk, and return the entries that its events ack first.
-
-        Complexity: O(events log events + short entries), and one bitmap operation for each long run.
-        """
+        """Add the next chunk, and return the entries that its events ack first."""
         if isinstance(chunk, CompactChunk):
             return self._take_runs(chunk)
         is_ack = (chunk.kind == EventKind.ACK) | (chunk.kind == EventKind.MARK_DELETE)
@@ -153,10 +136,7 @@ class AckAccumulator:
         return _joined(found)
 
     def _take_runs(self, chunk: CompactChunk) -> NewlyAckedRuns:
-        """Add the acks of a compact chunk, and return the new ones: all, unless earlier chunks acked some of them.
-
-        Complexity: O(containers of the bitmaps), O(runs) of the ledgers with earlier acks.
-        """
+        """Add the acks of a compact chunk, and return the new ones: all, unless earlier chunks acked some of them."""
         known = {ledger_id for ledger_id, entries in chunk.acked.items() if not self._is_new(ledger_id, entries)}
         runs = _joined(list(self._kept_runs(chunk, known))) if known else chunk.news
         for ledger_id, entries in chunk.acked.items():
@@ -217,38 +197,6 @@ class AckAccumulator:
         held |= mentioned
         new = entries[first_at]
         return NewlyAckedRuns(indexes[owners[first_at]], np.full(len(new), ledger_id), new, new + 1)
-
-
-def acks_alone(chunk: EventChunk) -> tuple[dict[int, BitMap], NewlyAckedRuns]:
-    """Return the entries that the ACK and MARK_DELETE events of one chunk ack, and the first acks in order of position.
-
-    As `AckAccumulator.take` of the chunk alone, and `by_position` of its result: one sort serves both.
-
-    Complexity: O(events log events + short entries), and one bitmap operation for each long run.
-    """
-    indexes = np.flatnonzero(chunk.is_any_of((EventKind.ACK, EventKind.MARK_DELETE)))
-    first, last = chunk.first_entry[indexes], chunk.last_entry[indexes]
-    if not len(indexes) or (last - first >= _SHORT_RUN_MAX).any():
-        fold = AckAccumulator()
-        runs = by_position(fold.take(chunk))
-        return fold.acked, runs
-    entries = first
-    if (first != last).any():
-        entries, owners = _spelled_out(first, last)
-        indexes = indexes[owners]
-    ledger_ids = chunk.ledger_id[indexes]
-    is_one_ledger = bool((ledger_ids == ledger_ids[0]).all())
-    order = np.argsort(entries, kind="stable") if is_one_ledger else np.lexsort((entries, ledger_ids))
-    entries = entries[order]
-    begins = np.append(True, entries[1:] != entries[:-1])
-    if not is_one_ledger:
-        in_order = ledger_ids[order]
-        begins[1:] |= in_order[1:] != in_order[:-1]
-    if not begins.all():
-        order, entries = order[begins], entries[begins]
-    ledger_ids = ledger_ids[order]
-    acked = {ledger_id: _bitmap(entries[begin:end]) for ledger_id, begin, end in _ledgers_of(ledger_ids)}
-    return acked, NewlyAckedRuns(indexes[order], ledger_ids, entries, entries + 1)
 
 
 def by_position(runs: NewlyAckedRuns) -> NewlyAckedRuns:

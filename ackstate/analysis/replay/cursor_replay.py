@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.curves import Piece
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
     from ackstate.delivery_ruler import DeliveryRuler
     from ackstate.errors import AckStateError
@@ -133,10 +133,6 @@ class PersistTicks:
     """The relevant ticks of one open cursor: those at which something may be persisted.
 
     A tick comes after all events of its millisecond. Times passed to the methods never fall.
-
-    Args:
-        policy: Its flush interval, rate limit and ticks.
-        opened_ms: When the cursor was opened: its interval and its limiter start then.
     """
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
@@ -228,15 +224,7 @@ _ENTRY_BITS = 33
 
 @final
 class AgeFeed:
-    """Feeds the deliveries of some events into a ruler that has all earlier ones.
-
-    Args:
-        ruler: Receives the deliveries.
-        events: In order of time.
-
-    Attributes:
-        stops: The relevant events: the last delivery of each millisecond that is above all earlier ones.
-    """
+    """Feeds the deliveries of some events into a ruler that has all earlier ones."""
 
     def __init__(self, ruler: DeliveryRuler, events: EventChunk) -> None:
         self._ruler = ruler
@@ -252,14 +240,11 @@ class AgeFeed:
         highest = np.maximum.accumulate((ledger_numbers << _ENTRY_BITS) + entry_ids + 1)
         rises = deliveries[highest[1:] > highest[:-1]]
         rise_ms = events.ts_ms[rises]
+        # The relevant events: the last delivery of each millisecond that is above all earlier ones.
         self.stops = rises[np.append(rise_ms[1:] > rise_ms[:-1], np.ones(min(len(rise_ms), 1), np.bool_))]
 
     def take(self, end: int) -> Sequence[int]:
-        """Feed the events from the end of the last call up to an event, and return the times at which marks moved.
-
-        Args:
-            end: The first event that is not fed; its millisecond differs from that of the event before.
-        """
+        """Feed the events from the end of the last call up to an event, and return the times at which marks moved."""
         begin, until = np.searchsorted(self.stops, (self._taken, end))
         taken = self.stops[begin:until]
         self._taken = end
@@ -271,11 +256,7 @@ class AgeFeed:
 
 @final
 class StoreWithoutLedgers:
-    """A store that creates no ledgers; it delegates all else to another store.
-
-    Args:
-        store: The other store.
-    """
+    """A store that creates no ledgers; it delegates all else to another store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -292,11 +273,7 @@ class StoreWithoutLedgers:
         self._store.close()
 
     def create(self, owner: str) -> int:
-        """Refuse to create a ledger.
-
-        Raises:
-            StoreError: Always.
-        """
+        """Refuse to create a ledger."""
         raise StoreError(f"no ledger can be written for {owner}")
 
     def __getattr__(self, name: str) -> Any:
@@ -309,16 +286,10 @@ _NAME = "replayed"
 
 @final
 class CursorReplay:
-    """See `ackstate.analysis.replay.replay.Replay`.
+    """Replays a subscription under a policy of the cursor.
 
-    Complexity: a persist of the cursor for each epoch, and bitmap operations over its acks; with a young age also a
-    step for each millisecond with deliveries after a flush interval, until there is something to persist.
-
-    Args:
-        policy: The policy of the cursor.
-        log: Ledger id -> entry count of the message log at its end, rising. The cursor's state does not depend on
-            entries that are published later, because no ack names them.
-        opened_ms: When the cursor is opened.
+    `log` has the entry count of each ledger at the end of the trace, rising: the state of the cursor does not depend on
+    entries that are published later, because no ack names them.
     """
 
     kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
@@ -344,6 +315,7 @@ class CursorReplay:
         self._left_out = False
 
     def take(self, piece: Piece, *, until_ms: int) -> Epochs:
+        """Replay events that are not after `until_ms`, which never falls, and return the persists before it."""
         return Epochs.of(self.take_events(piece.events, piece.news, until_ms=until_ms))
 
     def take_events(self, events: EventChunk, news: NewlyAckedRuns, *, until_ms: int) -> list[tuple[int, ...]]:
@@ -399,6 +371,10 @@ class CursorReplay:
         self._note_left_out(result, now_ms - 1)
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
+        """Reset the cursor to `mark_delete`, inclusive, and all entries acked then; persist that as far as possible.
+
+        All ticks before `now_ms` must be done. The row is the state right after it, before the events of its ms.
+        """
         result = self._cursor.reset(self._ledgers.next_valid(mark_delete), now_ms=now_ms)
         for ledger_id, bitmap in acked.items():
             self._cursor.ack_entries(ledger_id, bitmap, now_ms=now_ms)
@@ -415,6 +391,7 @@ class CursorReplay:
         return Epochs.of([self.row(now_ms, result)])
 
     def restart(self, *, now_ms: int) -> dict[int, BitMap]:
+        """Reopen the cursor after a crash, and return its acks by ledger, which the caller owns."""
         self._open(now_ms)
         return acks_of(self._cursor)
 

@@ -25,27 +25,106 @@ from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, NewlyAckedRuns
 from ackstate.analysis.replay.cursor_replay import CursorReplay
-from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_case
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
+from ackstate.analysis.trace.chunks import bitmaps_of
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
-from ackstate.deleted_ranges import MINUS_ONE_BYTES, isolated_range_bytes, range_fixed_bytes
-from ackstate.dispatch.admission import Admission
-from ackstate.entry_bitmap import bitmap_of
+from ackstate.deleted_ranges import MINUS_ONE_BYTES, firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
+from ackstate.dispatch.admission import Admission, Sent
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
     from ackstate.cursor.cursor import ManagedCursor
 
 
+CONSUMER = "replayed"
+"""The consumer of all messages."""
+
+
+@final
+class InFlightSet:
+    """See `ackstate.dispatch.admission.Reservations`: single messages of one consumer, all fully reserved.
+
+    Memory: a bitmap of the messages.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, BitMap] = {}
+        # Invariant: the most that the acks of all entries can add, and the number of entries.
+        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+
+    def __contains__(self, position: Position) -> bool:
+        ledger_id, entry_id = position
+        return ledger_id in self._entries and entry_id in self._entries[ledger_id]
+
+    def entries(self, ledger_id: int) -> BitMap:
+        """Return the messages of a ledger; the caller must not change them."""
+        return self._entries.get(ledger_id, _NONE)
+
+    def get(self, position: Position) -> Sent | None:
+        if position not in self:
+            return None
+        return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
+
+    def unacked_of(self, consumer: str) -> int:
+        return self.unacked_messages if consumer == CONSUMER else 0
+
+    def add(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
+        assert consumer == CONSUMER
+        for position, each in zip(positions, sent, strict=True):
+            self.add_one(position, each.record_bytes)
+
+    def add_one(self, position: Position, record_bytes: int) -> None:
+        """Note a message that is sent now, and the bytes reserved for its ack."""
+        ledger_id, entry_id = position
+        assert position not in self
+        self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
+        self._count(1, record_bytes)
+
+    def complete(self, position: Position) -> None:
+        """Forget a message in flight and its reservation."""
+        self._entries[position[0]].remove(position[1])
+        self._count(-1, -isolated_range_bytes(*position))
+
+    def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
+        """Add messages that were sent, then remove messages that were settled, by ledger."""
+        for ledger_id in {*sent, *settled}:
+            before = self._entries.get(ledger_id, _NONE)
+            after = before | sent.get(ledger_id, _NONE)
+            after -= settled.get(ledger_id, _NONE)
+            self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
+            self._entries[ledger_id] = after
+
+    def by_ledger(self) -> Mapping[int, BitMap]:
+        """Return all messages; the caller must not change them."""
+        return self._entries
+
+    def _count(self, messages: int, record_bytes: int) -> None:
+        self.unacked_messages += messages
+        self.reserved_ranges += messages
+        self.reserved_bytes += record_bytes
+
+    def _check(self) -> None:
+        """Assert every invariant. Complexity: O(ledgers)."""
+        assert self.reserved_bytes == sum(worst_case(*each) for each in self._entries.items())
+        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self._entries.values()))
+
+
+def worst_case(ledger_id: int, entries: BitMap) -> int:
+    """Return the most that the acks of some entries can add to the ranges' size: one range for each."""
+    return len(entries) * range_fixed_bytes(ledger_id) + firsts_bytes(entries) + lasts_bytes(entries)
+
+
 _NONE = BitMap()
+
+
 # At each of these numbers a varint becomes one byte longer.
 _LONGER_FROM = np.array([2**digits for digits in range(7, 63, 7)])
 _FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
@@ -54,23 +133,20 @@ _FIXED_BUT_LEDGER_BYTES = range_fixed_bytes(0) - 2
 # The usage of a gate only rises when a message is sent, by the most that its ack may add: acks and complete persists
 # reduce it. So a gate with room for all messages of a run has room for each of them, in any order of acks.
 class OpenRun(NamedTuple):
-    """Consecutive events, and their effects if no delivery is blocked.
+    """Consecutive events, and their effects if no delivery is blocked."""
 
-    Attributes:
-        events: The events.
-        sent: By ledger, the messages that they send: at the first mention, unless the message is in flight or acked.
-        acked: By ledger, the entries that they ack, possibly not for the first time.
-    """
-
-    events: EventChunk
+    events: EventChunk  # The events
+    # By ledger, the messages that they send: at the first mention, unless the message is in flight or acked.
     sent: Mapping[int, BitMap]
-    acked: Mapping[int, BitMap]
+    acked: Mapping[int, BitMap]  # By ledger, the entries that they ack, possibly not for the first time
 
     @classmethod
     def of(cls, events: EventChunk, cursor: ManagedCursor, on_their_way: InFlightSet) -> OpenRun:
         """Return the effects of some events on a cursor."""
-        acked = dict(_entries(events, np.isin(events.kind, _ACKS)))
-        sent = dict(_entries(events, events.kind == EventKind.DELIVER))
+        acked, sent = (
+            dict(bitmaps_of(events.ledger_id[at], events.first_entry[at], events.last_entry[at]))
+            for at in (np.isin(events.kind, _ACKS), events.kind == _DELIVER)
+        )
         for ledger_id, entries in acked.items():
             sent[ledger_id] = sent.get(ledger_id, _NONE) | entries
         for ledger_id, entries in sent.items():
@@ -129,20 +205,6 @@ def _fold(cursor: ManagedCursor, ledgers: Mapping[int, BitMap]) -> AckAccumulato
         counts = cursor.ledgers.counts()
         acked |= {each: BitMap(range(counts[each])) for each in ledgers if each < marked_ledger_id}
     return AckAccumulator(acked)
-
-
-def _entries(events: EventChunk, is_meant: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, BitMap]]:
-    """Yield each ledger with the entries named by the selected events."""
-    meant = np.flatnonzero(is_meant)
-    ledger_ids = events.ledger_id[meant]
-    for ledger_id in np.unique(ledger_ids).tolist():
-        of_ledger = meant[ledger_ids == ledger_id]
-        first, last = events.first_entry[of_ledger], events.last_entry[of_ledger]
-        is_single = first == last
-        entries = bitmap_of(first[is_single].astype(np.uint32))
-        for run in zip(first[~is_single].tolist(), (last[~is_single] + 1).tolist(), strict=True):
-            entries.add_range(*run)
-        yield ledger_id, entries
 
 
 NEVER_MS = 2**62
@@ -236,13 +298,7 @@ _MOST_USED = Usage(2**62, 0, 0)
 
 @final
 class ReplayGate:
-    """Decides which messages are sent under a policy that `blocks`.
-
-    Args:
-        policy: The policy.
-        cursor: The ack state.
-        sent: The messages in flight; grows by those that are sent.
-    """
+    """Decides which messages are sent under a policy that `blocks`."""
 
     def __init__(self, policy: Policy, cursor: ManagedCursor, sent: InFlightSet) -> None:
         self._limit = policy.max_unpersisted_ack_record_bytes
@@ -324,14 +380,6 @@ class GatedReplay(CursorListener):
     """One subscription under a policy whose gate may stop dispatch.
 
     It receives events as recorded, and returns them at the times at which they happen under the policy.
-
-    Complexity: bitmap operations over the messages in flight and acked for every run of events that is sure to pass the
-    gate; otherwise a few steps for each delivered and acked entry. Memory: messages in flight, and waiting ones.
-
-    Args:
-        policy: A policy that `blocks`.
-        log: See `CursorReplay`.
-        opened_ms: See `CursorReplay`.
     """
 
     kind: ClassVar[Literal["gated"]] = "gated"
@@ -367,12 +415,9 @@ class GatedReplay(CursorListener):
         self._quiet_until_ms = self._replay.quiet_until_ms
 
     def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
-        """Replay the next events, and return all that happens before a time: events at their new times, and persists.
+        """Replay events, and return all that happens before `until_ms`: events at their new times, and persists.
 
-        Args:
-            events: As in the piece of `Replay.take`.
-            until_ms: As in `Replay.take`.
-            blocked_until_ms: End of the time that counts as blocked; not after `until_ms`.
+        Time until `blocked_until_ms`, not after `until_ms`, counts as blocked.
         """
         costs = np.append(0, np.cumsum(delivery_costs(events)))
         begin, count = 0, len(events.ts_ms)
@@ -490,7 +535,7 @@ class GatedReplay(CursorListener):
         return acked
 
     def reset(self, acked: Mapping[int, BitMap], mark_delete: Position, *, now_ms: int) -> Epochs:
-        """See `Replay.reset`; no message is in flight after it."""
+        """See `CursorReplay.reset`; no message is in flight after it."""
         # Its persist is not a promotion.
         self._is_ticking = True
         epochs = self._replay.reset(acked, mark_delete, now_ms=now_ms)

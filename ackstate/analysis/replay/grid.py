@@ -1,4 +1,4 @@
-"""Builds a grid of policies: every combination of some settings, in a fixed order."""
+"""Builds a grid of policies, every combination of some settings, and refuses what no broker could run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.replay.policy import Policy, PolicyError
+from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
 from ackstate.cursor.formats import Format
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 POINT_COUNT_MAX = 10_000
 # The default of Pulsar 4.2.
@@ -26,10 +27,6 @@ def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] |
 
     >>> [policy.label for policy in policies_of({"flush_interval_ms": [5000], "keep": ["WIDEST", "LOWEST"]})]
     ['flush_interval_ms=5000 keep=WIDEST', 'flush_interval_ms=5000']
-
-    Raises:
-        PolicyError: A key or a value is wrong, a key has no values, two combinations give the same policy, or there are
-            more than 10,000.
     """
     for key, values in settings.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -49,12 +46,7 @@ def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] |
 
 
 def read_grid(path: Path, base: Mapping[str, str] | None = None) -> list[Policy]:
-    """Read a grid from a JSON file: an object of settings, each with one value or a list of them.
-
-    Raises:
-        PolicyError: The file is invalid, or see `policies_of`.
-        OSError: It cannot be read.
-    """
+    """Read a grid from a JSON file: an object of settings, each with one value or a list of them."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -69,22 +61,14 @@ def read_grid(path: Path, base: Mapping[str, str] | None = None) -> list[Policy]
 
 
 def policies_of_texts(texts: Mapping[str, str], base: Mapping[str, str] | None = None) -> list[Policy]:
-    """Return the grid of settings whose values are given as one text each, separated by commas.
-
-    Raises:
-        PolicyError: See `policies_of`.
-    """
+    """Return the grid of settings whose values are given as one text each, separated by commas."""
     return policies_of(
         {key: [value for value in text.split(",") if value.strip()] for key, text in texts.items()}, base
     )
 
 
 def policy_of_text(text: str) -> Policy:
-    """Return the policy that a text in the form of `Policy.label` names.
-
-    Raises:
-        PolicyError: The text is not a policy.
-    """
+    """Return the policy that a text in the form of `Policy.label` names."""
     pairs = [] if text == Policy().label else [word.partition("=") for word in text.split()]
     if not all(separator and value for _, separator, value in pairs):
         raise PolicyError(f"current policy must be KEY=V KEY=V or default, got {text!r}")
@@ -119,3 +103,29 @@ def _refuse_twins(policies: Sequence[Policy]) -> None:
         if policy.label in labels:
             raise PolicyError(f"grid: the policy {policy.label!r} occurs twice")
         labels.add(policy.label)
+
+
+def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None], list[tuple[str, str]]]:
+    """Return the policies under which a new cursor can be opened, and the others by label with the reason."""
+    found: list[Policy | None] = []
+    refused: list[tuple[str, str]] = []
+    for policy in policies:
+        reason = "" if policy is AS_RECORDED else _refusal(policy)
+        if policy is not AS_RECORDED and reason:
+            refused.append((policy.label, reason))
+        else:
+            found.append(policy)
+    if refused and all(policy is AS_RECORDED for policy in found):
+        raise PolicyError(f"policy: {refused[0][0]}: {refused[0][1]}")
+    return found, refused
+
+
+def _refusal(policy: Policy) -> str:
+    from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
+    from ackstate.stores.base import StoreError  # noqa: PLC0415 - most grids need no cursor
+
+    try:
+        CursorReplay(policy, {0: 1}, opened_ms=0)
+    except StoreError as error:
+        return f"not even an empty cursor can be written: {'; '.join([str(error), *getattr(error, '__notes__', ())])}"
+    return ""

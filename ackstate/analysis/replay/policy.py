@@ -38,35 +38,25 @@ class PolicyError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When and how a broker persists a cursor.
+    """When and how a broker persists a cursor."""
 
-    Attributes:
-        cursor: The cursor's own settings.
-        tick_ms: The broker ticks each cursor when the time is a multiple of this, after the events of that
-            millisecond; 1 ticks at the very instant at which a persist is due.
-        max_unpersisted_ack_record_bytes: Dispatch stops if the ranges that are acked and not durable, plus the most
-            that acks of messages in flight may add, would take more bytes; 0 for never.
-            `ackstate.analysis.replay.gated_replay` describes the replay.
-        ledger_writable: False replays a broker that cannot write cursor ledgers, so that every persist goes to the
-            metadata store, with its own limits.
-        timing: When a cursor is written. A policy that Pulsar cannot have, because of its format, its ticks, or acks
-            held back or dispatch blocked, is replayed with INTERVAL.
-        flush_phase_ms: With PULSAR, the timer that flushes all cursors ticks when the time is a multiple of the flush
-            interval and this much more.
-        ledger_creation_ms: With PULSAR, how long the first write of an opened cursor waits for its ledger.
-
-    Raises:
-        ValueError: A number is out of range.
-        TypeError: It is not an integer.
-    """
-
-    cursor: CursorConfig = field(default_factory=CursorConfig)
+    cursor: CursorConfig = field(default_factory=CursorConfig)  # The cursor's own settings
+    # The broker ticks each cursor when the time is a multiple of this, after the events of that millisecond; 1 ticks at
+    # the very instant at which a persist is due.
     tick_ms: int = 1
+    # Dispatch stops if the ranges that are acked and not durable, plus the most that acks of messages in flight may
+    # add, would take more bytes; 0 for never. `ackstate.analysis.replay.gated_replay` describes the replay.
     max_unpersisted_ack_record_bytes: int = 0
+    # False replays a broker that cannot write cursor ledgers, so that every persist goes to the metadata store, with
+    # its own limits.
     ledger_writable: bool = True
+    # When a cursor is written. A policy that Pulsar cannot have, because of its format, its ticks, or acks held back or
+    # dispatch blocked, is replayed with INTERVAL.
     timing: Timing = Timing.INTERVAL
+    # With PULSAR, the timer that flushes all cursors ticks when the time is a multiple of the flush interval and this
+    # much more.
     flush_phase_ms: int = 0
-    ledger_creation_ms: int = 0
+    ledger_creation_ms: int = 0  # With PULSAR, how long the first write of an opened cursor waits for its ledger
 
     def __post_init__(self) -> None:
         check_count("tick_ms", self.tick_ms, least=1)
@@ -118,11 +108,7 @@ class Policy:
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> Policy:
-        """Return the policy of some settings; missing settings have their defaults.
-
-        Raises:
-            PolicyError: A key is unknown or a value malformed; the message names the key.
-        """
+        """Return the policy of some settings; missing settings have their defaults."""
         values = {str(key).strip().replace("-", "_"): value for key, value in settings.items()}
         for key in values:
             if key not in KEYS:

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
-from ackstate.analysis.replay.curve_sum import CurveSum, Points
-from ackstate.analysis.replay.curves import Costs, PolicyCurve, RecordedCurve
+from ackstate.analysis.replay.curves import Costs, CurveSum, Points, PolicyCurve, RecordedCurve
 from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.replay import Epochs, Piece
+    from ackstate.analysis.replay.curves import Epochs, Piece
 
 _NONE = np.empty(0, np.int64)
 _BEFORE_ALL = -1
@@ -38,15 +37,10 @@ _TELLING = (*_OPENINGS, EventKind.PERSIST_SEEN, EventKind.CUT_OFF, EventKind.CRA
 
 
 class PolledChunk(EventChunk):
-    """A chunk of a trace of polls.
+    """A chunk of a trace of polls."""
 
-    Attributes:
-        until_ms: The end of each event's interval, which `ts_ms` begins.
-        number: As in the trace.
-    """
-
-    until_ms: Int64s
-    number: Int64s
+    until_ms: Int64s  # The end of each event's interval, which `ts_ms` begins
+    number: Int64s  # As in the trace
 
     @classmethod
     def of(cls, columns: Sequence[Int64s], *, until_ms: Int64s, number: Int64s) -> PolledChunk:
@@ -70,15 +64,7 @@ class AckIntervals:
         self._starts, self._ends = _StepCounts(), _StepCounts()
 
     def add(self, events: PolledChunk, counts: Int64s) -> None:
-        """Add the next acks.
-
-        Args:
-            events: The next events.
-            counts: The number of entries that each of them acks.
-
-        Raises:
-            TraceError: An interval ends before an earlier one.
-        """
+        """Add the next acks."""
         at = np.flatnonzero(counts)
         if not len(at):
             return

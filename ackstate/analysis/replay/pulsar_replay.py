@@ -30,7 +30,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.cursor_replay import LatestEntryStore, acks_of, cut_by_cause, empty_store
-from ackstate.analysis.replay.replay import Epochs
+from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
 from ackstate.cursor.pace import MarkDeleteRateLimiter
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.analysis.replay.acked import EventChunk, Int64s, NewlyAckedRuns
+    from ackstate.analysis.replay.curves import Piece
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.replay import Piece
     from ackstate.cursor.results import PersistResult
 
 _NAME = "replayed"
@@ -53,21 +53,13 @@ _WORD = 2**64 - 1
 
 
 class _Command(NamedTuple):
-    """An ACK command that acks something new.
+    """An ACK command that acks something new."""
 
-    Attributes:
-        ts_ms: Its time.
-        number: Its number, from 0.
-        end: The end of its events in their piece, not included; 0 if that was an earlier piece.
-        is_parts: Whether it acks nothing but parts of batches, one by one.
-        is_cumulative: Whether it is a cumulative ack.
-    """
-
-    ts_ms: int
-    number: int
-    end: int
-    is_parts: bool
-    is_cumulative: bool
+    ts_ms: int  # Its time
+    number: int  # Its number, from 0
+    end: int  # The end of its events in their piece, not included; 0 if that was an earlier piece
+    is_parts: bool  # Whether it acks nothing but parts of batches, one by one
+    is_cumulative: bool  # Whether it is a cumulative ack
 
 
 class _Due(NamedTuple):
@@ -80,12 +72,7 @@ class _Due(NamedTuple):
 
 @final
 class BrokerPace:
-    """When a broker writes one open cursor. Times never fall; several commands may have the same.
-
-    Args:
-        policy: Its limiter and its timer.
-        opened_ms: When the cursor was opened, and its limiter made.
-    """
+    """When a broker writes one open cursor. Times never fall; several commands may have the same."""
 
     def __init__(self, policy: Policy, *, opened_ms: int) -> None:
         rate = policy.cursor.mark_delete_rate_limit
@@ -119,12 +106,7 @@ class BrokerPace:
         return min(found, key=lambda due: due.ts_ms, default=None)
 
     def decide(self, due: _Due, *, is_needed: bool) -> bool:
-        """Do what is due, and return whether a write is granted: at once or, if `ready_ms` is set, then.
-
-        Args:
-            due: As `next_due` has returned it.
-            is_needed: Whether the broker asks its limiter at all.
-        """
+        """Do what is due, and return whether a write is granted: at once or, if `ready_ms` is set, then."""
         if due.command is None and not due.is_flush:
             self.ready_ms = None
             return True
@@ -160,16 +142,7 @@ class BrokerPace:
 
 @final
 class PulsarReplay:
-    """See `ackstate.analysis.replay.replay.Replay`.
-
-    Complexity: a persist of the cursor for each epoch, bitmap operations over its acks, and a step for each ack of
-    messages of a batch that the trace names.
-
-    Args:
-        policy: The policy of the broker; its timing is `Timing.PULSAR`.
-        log: Ledger id -> entry count of the message log at its end, rising.
-        opened_ms: When the cursor is opened.
-    """
+    """Replays a subscription under a policy with the timing of Pulsar; methods as in `CursorReplay`."""
 
     kind: ClassVar[Literal["with a cursor"]] = "with a cursor"
 

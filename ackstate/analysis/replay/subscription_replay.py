@@ -1,28 +1,164 @@
-"""Replays one subscription, chunk by chunk, under all policies of a grid at once."""
+"""Replays one subscription, chunk by chunk, under all policies of a grid at once.
+
+The entries that each event acks first do not depend on the policy and are computed once, for all replays with the same
+acks. A policy decides when the cursor is persisted and which acks are then durable; both hold for a whole epoch.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+import itertools
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
-from ackstate.analysis.replay.curve_sum import CAUSES, Points
-from ackstate.analysis.replay.curves import PolicyCurve, RecordedCurve
+from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, by_event
+from ackstate.analysis.replay.curves import Piece, Points, PolicyCurve, RecordedCurve, joined_points
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
-from ackstate.analysis.replay.replay import is_restart, is_same_restart, pieces
-from ackstate.analysis.replay.replay_group import ReplayGroup, agreeing, opened
 from ackstate.analysis.trace.events import EventKind, TraceError
-from ackstate.entry_bitmap import run_end
+from ackstate.entry_bitmap import run_end, runs_of
 from ackstate.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from ackstate.analysis.replay.acked import Bools
+    from ackstate.analysis.replay.cursor_replay import CursorReplay
+    from ackstate.analysis.replay.gated_replay import GatedReplay
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.polled import LowCurve
+    from ackstate.analysis.replay.pulsar_replay import PulsarReplay
+
+
+_RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
+_OPENINGS = (EventKind.RECOVER, EventKind.RESET)
+
+
+def is_restart(part: EventChunk) -> bool:
+    """Whether a part from `pieces` describes a restart of a cursor, after a crash or a reset."""
+    return len(part.kind) > 0 and part.kind[0] in _RESTARTS
+
+
+def is_same_restart(before: EventChunk, after: EventChunk) -> Bools:
+    """Return for each pair of consecutive events whether both describe one restart.
+
+    One restart is described within one millisecond: first by its openings, events that are all RECOVER or all RESET and
+    all have entries, or by one opening without entries; then by its REDELIVER events. Any other opening is another
+    restart.
+    """
+    continues: Bools = (after.kind == EventKind.REDELIVER) & before.is_any_of(_RESTARTS)
+    continues |= after.is_any_of(_OPENINGS) & (after.kind == before.kind) & (before.first_entry >= 0)
+    continues &= (before.ts_ms == after.ts_ms) & ((after.first_entry >= 0) | (after.kind == EventKind.REDELIVER))
+    return continues
+
+
+def pieces(chunk: EventChunk) -> list[EventChunk]:
+    """Cut a chunk after each crash, and before and after the events that describe one restart.
+
+    A part may have no acks, but always has events.
+    """
+    cuts = {0, len(chunk.ts_ms)}
+    cuts.update((np.flatnonzero(chunk.kind == EventKind.CRASH) + 1).tolist())
+    restarts = chunk.is_any_of(_RESTARTS)
+    if restarts.any():
+        continues = is_same_restart(chunk.part(0, -1), chunk.part(1, len(restarts)))
+        cuts.update((np.flatnonzero((restarts[1:] | restarts[:-1]) & ~continues) + 1).tolist())
+    bounds = sorted(cuts)
+    if len(bounds) == 2:
+        return [chunk]
+    return [chunk.part(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+
+AnyReplay: TypeAlias = "CursorReplay | GatedReplay | PulsarReplay"
+
+
+@final
+class ReplayGroup:
+    """Replays with the same acks: all of them until the first recovery, each on its own after it."""
+
+    def __init__(self, fold: AckAccumulator, replays: Mapping[int, AnyReplay]) -> None:
+        self.replays = replays
+        self._fold = fold
+        self._acked_count = 0
+
+    @property
+    def acked_fold(self) -> AckAccumulator:
+        """The acks; must not be changed."""
+        return self._fold
+
+    def recovered(self, *, now_ms: int) -> Iterator[ReplayGroup]:
+        """Yield the group of each replay after a crash."""
+        for index, replay in self.replays.items():
+            yield ReplayGroup(AckAccumulator(replay.restart(now_ms=now_ms)), {index: replay})
+
+    def missing(self, recorded: AckAccumulator, *, now_ms: int) -> EventChunk:
+        """Return acks of the entries acked in the recording but not here, after one event that acks nothing."""
+        runs = [(-1, -1, -1)]
+        for ledger_id, bitmap in sorted(recorded.acked.items()):
+            held = self._fold.acked.get(ledger_id)
+            firsts, lasts = runs_of(bitmap if held is None else bitmap - held)
+            runs += [(ledger_id, *run) for run in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+        columns = np.array(runs, np.int64)
+        kind = np.full(len(runs), int(EventKind.ACK))
+        kind[0] = EventKind.PUBLISH
+        return EventChunk(np.full(len(runs), now_ms), kind, *columns.T)
+
+    def replay(
+        self, part: EventChunk, until_ms: int, curves: Sequence[RecordedCurve | PolicyCurve], found: list[list[Points]],
+        *, blocked_until_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        """Replay the next events, and add to the sum of each policy's curve."""
+        counted_ms = until_ms if blocked_until_ms is None else blocked_until_ms
+        piece = None
+        for index, replay in self.replays.items():
+            curve = curves[index]
+            assert isinstance(curve, PolicyCurve)
+            if replay.kind == "gated":
+                events, epochs = replay.take(part, until_ms=until_ms, blocked_until_ms=counted_ms)
+                piece = self._take(events)
+                curve.costs = curve.costs._replace(blocked_ms=replay.blocked_ms)
+            else:
+                piece = piece or self._take(part)
+                epochs = replay.take(piece, until_ms=until_ms)
+            found[index].append(curve.take(piece, epochs))
+
+    def _take(self, events: EventChunk) -> Piece:
+        news = by_event(self._fold.take(events))
+        new_counts = news.counts(len(events.ts_ms))
+        acked = self._acked_count + np.concatenate(([0], np.cumsum(new_counts)))
+        self._acked_count = int(acked[-1])
+        return Piece(events, news, new_counts, acked)
+
+
+def opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[ReplayGroup]:
+    """Open a cursor for each policy."""
+    replays = {
+        index: _opened_replay(policy, log, now_ms) for index, policy in enumerate(policies) if policy is not AS_RECORDED
+    }
+    return [ReplayGroup(AckAccumulator(), each) for each in agreeing(replays)]
+
+
+def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyReplay:
+    if policy.blocks:
+        from ackstate.analysis.replay.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
+
+        return GatedReplay(policy, log, opened_ms=now_ms)
+    if policy.is_paced_by_pulsar:
+        from ackstate.analysis.replay.pulsar_replay import PulsarReplay  # noqa: PLC0415 - most grids need no cursor
+
+        return PulsarReplay(policy, log, opened_ms=now_ms)
+    from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
+
+    return CursorReplay(policy, log, opened_ms=now_ms)
+
+
+def agreeing(replays: Mapping[int, AnyReplay]) -> list[dict[int, AnyReplay]]:
+    """Group the replays that have the same acks at all times: all except those that may postpone acks."""
+    together: dict[int, AnyReplay] = {index: replay for index, replay in replays.items() if replay.kind != "gated"}
+    alone: list[dict[int, AnyReplay]] = [{index: replay} for index, replay in replays.items() if index not in together]
+    return [together, *alone] if together else alone
+
 
 NO_EVENTS = EventChunk(*(np.empty(0, np.int64) for _ in EventChunk._fields))
 """A chunk without events."""
@@ -37,12 +173,6 @@ class SubscriptionReplay:
     the recording, but are not under the policy, stay acked. A reset is that of the recording. A trace may begin with
     the state that a cursor had when it was opened: it is persisted at once, as after a reset, as far as the policy
     allows.
-
-    Args:
-        policies: The grid; None is the recording itself.
-        log: Ledger id -> entry count of the topic's message log at the end of the trace, rising.
-        is_polled: Whether it is a trace of polls: then there are two curves for each policy, the higher ones first and
-            then, in the same order, the lower ones.
     """
 
     def __init__(self, policies: Sequence[Policy | None], log: Mapping[int, int], *, is_polled: bool = False) -> None:
@@ -63,11 +193,7 @@ class SubscriptionReplay:
         self.latest_of_restart = NO_EVENTS
 
     def take(self, chunk: EventChunk) -> list[Points]:
-        """Replay the next chunk, and return the points of each policy's curve.
-
-        Raises:
-            TraceError: Its times go back.
-        """
+        """Replay the next chunk, and return the points of each policy's curve."""
         if (chunk.ts_ms[1:] < chunk.ts_ms[:-1]).any():
             raise TraceError(
                 "times go back within a chunk: run ackstate trace check for details; convert the trace again"
@@ -105,7 +231,7 @@ class SubscriptionReplay:
 
     def _joined(self, found: Sequence[Sequence[Points]]) -> list[Points]:
         """Return the points of all curves."""
-        return [_concatenated(points) for points in (*found, *(each.take_new() for each in self._lower))]
+        return [joined_points(points) for points in (*found, *(each.take_new() for each in self._lower))]
 
     def _take_pieces(self, chunk: EventChunk, found: list[list[Points]]) -> None:
         if not self._groups:
@@ -200,18 +326,3 @@ def _mark_delete_of(acked: Mapping[int, BitMap], log: Mapping[int, int]) -> Posi
         if next_entry < count:
             break
     return mark_delete
-
-
-def _concatenated(parts: Sequence[Points]) -> Points:
-    if len(parts) == 1:
-        return parts[0]
-    columns: Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...]] = zip(
-        *((part.ts_ms, part.value, part.is_alive) for part in parts), strict=True
-    )
-    joined = [np.concatenate(column) for column in columns] or [np.empty(0, np.int64)] * 3
-    causes = None
-    if any(part.causes is not None for part in parts):
-        none = [np.zeros((len(CAUSES), len(part.ts_ms)), np.int64) for part in parts]
-        each = [zeros if part.causes is None else part.causes for part, zeros in zip(parts, none, strict=True)]
-        causes = np.concatenate(each, axis=1)
-    return Points(joined[0], joined[1], joined[2].astype(np.bool_), causes)

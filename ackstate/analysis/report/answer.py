@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.broker_conf import (
+from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
+from ackstate.analysis.estimate.settings import (
     PAUSE_KEY,
     PULSAR_KEYS,
     admin_commands,
     broker_settings_of,
+    policy_text,
     runs_on_pulsar,
+    setting_text,
 )
-from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
-from ackstate.analysis.estimate.setting_words import policy_text, setting_text
 from ackstate.analysis.html_page import escape
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from ackstate.analysis.chart import CALENDAR_END_MS
-from ackstate.analysis.estimate.compact_curve import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.estimate.parts import CURVE_COUNT_MAX, badness
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
-from ackstate.analysis.replay.curve_sum import SERIES
+from ackstate.analysis.estimate.slices import SLICES_MAX, ThinnedCurve
+from ackstate.analysis.replay.curves import SERIES
 from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.trace.check import trace_hash
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.replay.acked import Int64s
-    from ackstate.analysis.replay.curve_sum import Series
+    from ackstate.analysis.replay.curves import Series
     from ackstate.analysis.trace.parquet import Span
 
     Key = tuple[str, str]

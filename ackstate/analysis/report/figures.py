@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_axis, time_axis
-from ackstate.analysis.estimate.broker_conf import PULSAR_KEYS, runs_on_pulsar
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
-from ackstate.analysis.estimate.setting_words import setting_text, varied_settings
+from ackstate.analysis.estimate.settings import PULSAR_KEYS, runs_on_pulsar, setting_text, varied_settings
 from ackstate.analysis.html_page import escape, table
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,

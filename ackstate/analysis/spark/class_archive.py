@@ -15,15 +15,15 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.java import CLASS_ARCHIVE, SparkUnavailableError
 from ackstate.analysis.spark.one_task import OneTaskSource
 from ackstate.analysis.spark.session import local_session
 from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.parquet import check_trace, write_trace
+from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import AckStateError
 
@@ -34,10 +34,6 @@ def make_class_archive() -> Path:
     """Create the archive again, with the classes that small estimates load, and return its path.
 
     It has 190 MB. Call this before Spark is started in this process, which cannot start it again.
-
-    Raises:
-        SparkUnavailableError: Spark does not start, or its virtual machine does not support archives.
-        OSError: It cannot be written.
     """
     CLASS_ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
     CLASS_ARCHIVE.unlink(missing_ok=True)
@@ -59,8 +55,8 @@ def _estimate_some(trace: Path) -> None:
     acks = [Event(entry, EventKind.ACK, 1, entry, entry) for entry in range(100)]
     write_trace([Frame("persistent://public/default/orders", "billing", acks)], trace)
     spark = local_session()
-    source = SparkSource.of(spark, trace, check_trace(trace))
-    for each in (source, OneTaskSource(spark, LocalSource.of(trace, source.covered))):
+    source = SparkSource.of(spark, trace)
+    for each in (source, OneTaskSource(spark, LocalSource(source.span))):
         found = estimates(each, [None, Policy()]).collect()
         assert found
     spark.stop()

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
+import zipfile
 from contextlib import contextmanager
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.spark.package import write_package
+from ackstate.analysis.atomic_write import atomic_write
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+
+_PACKAGE = "ackstate"
+# The earliest date of the format: the same release gives the same bytes.
+_DATE = (1980, 1, 1, 0, 0, 0)
+SCRIPT = "from ackstate.analysis.cli import main\n\nmain()\n"
+"""The script for `spark-submit`, which cannot run a module: it runs the command line."""
+
+
+def write_package(path: Path) -> int:
+    """Write the package of this installation, and return the number of its files.
+
+    The file is written atomically. The same sources give the same bytes.
+    """
+    count = 0
+    with atomic_write(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _sources():
+            archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+            count += 1
+    return count
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    with as_file(files(_PACKAGE)) as directory:
+        # In a checkout some of its folders are links.
+        found = [Path(place, name) for place, _, names in os.walk(directory, followlinks=True) for name in names]
+        for file in sorted(found):
+            if "__pycache__" not in file.parts:
+                yield f"{_PACKAGE}/{file.relative_to(directory).as_posix()}", file.read_bytes()
+
 
 EXECUTOR_SECONDS = 60.0
 """A standalone cluster that has started no executor by then has no free resources."""
@@ -32,11 +65,7 @@ class ClusterError(AckStateError):
 
 
 def check_master(master: str) -> None:
-    """Check the form of a master and, if it is a standalone cluster's, that its port is open.
-
-    Raises:
-        ClusterError: The form is invalid, or the port is closed.
-    """
+    """Check the form of a master and, if it is a standalone cluster's, that its port is open."""
     if not _MASTER.fullmatch(master):
         raise ClusterError(f"the Spark master must be spark://HOST:PORT, yarn, k8s://... or local[N], got {master!r}")
     complaints = [_complaint(host, port) for host, port in _addresses(master)]
@@ -56,11 +85,7 @@ def is_on_loopback(master: str) -> bool:
 
 @contextmanager
 def answer_awaited(master: str) -> Iterator[None]:
-    """Raise a clear error if Spark gives up on a standalone master in the block.
-
-    Raises:
-        ClusterError: It has given up, after about a minute.
-    """
+    """Raise a clear error if Spark gives up on a standalone master in the block."""
     try:
         yield
     except Exception as error:
@@ -73,11 +98,7 @@ def answer_awaited(master: str) -> Iterator[None]:
 
 
 def await_executor(spark: SparkSession, master: str) -> None:
-    """Wait until a standalone cluster has started an executor.
-
-    Raises:
-        ClusterError: It has not within `EXECUTOR_SECONDS`.
-    """
+    """Wait until a standalone cluster has started an executor."""
     if not master.startswith(_STANDALONE):
         return
     deadline = time.monotonic() + EXECUTOR_SECONDS

@@ -32,11 +32,7 @@ class SparkUnavailableError(AckStateError):
 
 
 def start_java(settings: Mapping[str, str]) -> Any:
-    """Start a virtual machine with Spark and return pyspark's connection to it.
-
-    Raises:
-        SparkUnavailableError: pyspark or Java is missing, Java is too old, or it ended.
-    """
+    """Start a virtual machine with Spark and return pyspark's connection to it."""
     java = find_java()
     from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 - needs the extra `spark`
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
@@ -85,11 +81,7 @@ def start_java(settings: Mapping[str, str]) -> Any:
 
 
 def find_java() -> str:
-    """Return the path of Java, after a check that pyspark is there, without importing it.
-
-    Raises:
-        SparkUnavailableError: pyspark or Java is missing.
-    """
+    """Return the path of Java, after a check that pyspark is there, without importing it."""
     if given := os.environ.get("SPARK_HOME"):
         if not Path(given, "bin", "spark-submit").is_file():
             raise SparkUnavailableError(f"no spark-submit in SPARK_HOME={given}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from ackstate.analysis.estimate.trace_source import LocalSource
-from ackstate.analysis.spark.source import SparkEngine
+from ackstate.analysis.spark.source import versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -13,41 +12,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from ackstate.analysis.estimate.rows import LocalRows, Rows, Step
-    from ackstate.analysis.estimate.trace_source import Engine, TraceSource
-    from ackstate.analysis.location import Location
+    from ackstate.analysis.estimate.engine import LocalRows, LocalSource, Rows, Step, TraceSource
     from ackstate.analysis.trace.parquet import Span
 
 
-class OneTaskEngine(NamedTuple):
-    """One worker, which reads files as `LocalSource` does."""
-
-    spark: SparkSession
-
-    def trace(self, path: Location, covered: Span | None = None) -> OneTaskSource:
-        return OneTaskSource(self.spark, LocalSource.of(path, covered))
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        return SparkEngine(self.spark).made_by()
-
-
 class OneTaskSource(NamedTuple):
-    """A trace whose files one worker reads.
+    """A trace whose files one worker reads."""
 
-    Attributes:
-        spark: The session.
-        local: The trace.
-    """
-
-    spark: SparkSession
-    local: LocalSource
+    spark: SparkSession  # The session
+    local: LocalSource  # The trace
 
     @property
-    def has_intervals(self) -> bool:
-        return self.local.has_intervals
-
     def span(self) -> Span:
-        return self.local.span()
+        return self.local.span
+
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return versions(self.spark)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> OneTaskRows:
         return OneTaskRows(self.spark, self.local.read(columns, step, schema))
@@ -55,12 +35,7 @@ class OneTaskSource(NamedTuple):
 
 @final
 class OneTaskRows:
-    """Rows that one task computes.
-
-    Args:
-        spark: The session.
-        rows: Computes the rows in the worker.
-    """
+    """Rows that one task computes."""
 
     def __init__(self, spark: SparkSession, rows: LocalRows) -> None:
         self._spark = spark
@@ -92,4 +67,3 @@ class OneTaskRows:
 if TYPE_CHECKING:
     _: type[Rows] = OneTaskRows
     __: type[TraceSource] = OneTaskSource
-    ___: type[Engine] = OneTaskEngine

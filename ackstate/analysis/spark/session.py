@@ -54,12 +54,7 @@ def local_session(*, cores: int = 2) -> SparkSession:
 
 
 def open_session(master: str | None = None) -> SparkSession:
-    """Start, or find, a Spark session that is quiet and reports failures in a sentence.
-
-    Raises:
-        SparkUnavailableError: pyspark or a fitting Java is missing, or Spark does not start.
-        ClusterError: The cluster does not answer, or has no free resources.
-    """
+    """Start, or find, a Spark session that is quiet and reports failures in a sentence."""
     is_submitted = _SUBMITTED in os.environ
     if master is None and not is_submitted:
         master = f"local[{_CORES}]"
@@ -76,11 +71,7 @@ def open_session(master: str | None = None) -> SparkSession:
 
 
 def check_startable(master: str | None) -> None:
-    """Check, before anything else is done, what `open_session` needs on this machine, and the form of a master.
-
-    Raises:
-        SparkUnavailableError, ClusterError: As `open_session`.
-    """
+    """Check, before anything else is done, what `open_session` needs on this machine, and the form of a master."""
     if master is not None:
         check_master(master)
     if _SUBMITTED not in os.environ and not _is_running():
@@ -155,14 +146,13 @@ def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
 
 
 @contextmanager
-def shown_stages(spark: SparkSession, progress: Progress) -> Iterator[None]:
-    """Show the stages that Spark is at, as its status tracker counts them, while the block runs."""
-    task = progress.add_task("Spark computes every instant", total=None)
+def shown_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str) -> Iterator[None]:
+    """Show the tasks of the running stages, as the status tracker of Spark counts them, while the block runs."""
     if progress.disable:
         yield
         return
     ended = threading.Event()
-    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, ended), daemon=True)
+    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, what, ended), daemon=True)
     follower.start()
     try:
         yield
@@ -171,14 +161,18 @@ def shown_stages(spark: SparkSession, progress: Progress) -> Iterator[None]:
         follower.join()
 
 
-def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, ended: threading.Event) -> None:
+def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str, ended: threading.Event) -> None:
+    from py4j.protocol import Py4JError
+
     tracker = spark.sparkContext.statusTracker()
     while not ended.wait(_PROGRESS_SECONDS):
-        stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-        running = [stage for stage in stages if stage is not None]
-        if running:
+        try:
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        except (Py4JError, OSError):
+            return
+        if running := [stage for stage in stages if stage is not None]:
             done, total = sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running)
-            name = f"Spark, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
+            name = f"{what}, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
             progress.update(task, description=name, completed=done, total=total)
 
 

@@ -6,12 +6,11 @@ import gc
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
-from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackstate.analysis.spark.session import parquet_frame
-from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, has_intervals
-from ackstate.analysis.trace.parquet import Span, check_trace, trace_files
+from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA
+from ackstate.analysis.trace.parquet import Span, check_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,20 +18,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from ackstate.analysis.estimate.rows import Rows, Step
+    from ackstate.analysis.estimate.engine import Rows, Step
     from ackstate.analysis.location import Location
 
 
 @final
 class SparkRows:
-    """A DataFrame as `Rows`.
-
-    Attributes:
-        frame: The DataFrame.
-    """
+    """A DataFrame as `Rows`."""
 
     def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame
+        self.frame = frame  # The DataFrame
 
     def through(self, step: Step, schema: pa.Schema) -> SparkRows:
         return SparkRows(self.frame.mapInArrow(step, from_arrow_schema(schema)))
@@ -54,67 +49,40 @@ if TYPE_CHECKING:
 
 
 class SparkSource(NamedTuple):
-    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`.
+    """A trace as a DataFrame with columns as in `ackstate.analysis.trace.events`."""
 
-    Attributes:
-        trace: The DataFrame.
-        covered: The result of `check_trace`; None if Spark is to compute it.
-    """
-
-    trace: DataFrame
-    covered: Span | None = None
+    frame: DataFrame
+    span: Span
 
     @classmethod
-    def of(cls, spark: SparkSession, path: Location, covered: Span | None = None) -> Self:
-        """Find the files of a trace, a file or a directory; the checks that need only the files run at once.
+    def of(cls, spark: SparkSession, path: Location) -> Self:
+        """Check the files of a trace, a file or a directory; errors as `check_trace`."""
+        return cls.checked(spark, check_trace(path))
 
-        Args:
-            spark: The session.
-            path: Location of the trace.
-            covered: The result of `ackstate.analysis.trace.parquet.check_trace`; None to call it here.
+    @classmethod
+    def checked(cls, spark: SparkSession, span: Span) -> Self:
+        columns = POLLED_SCHEMA if span.has_intervals else TRACE_SCHEMA
+        return cls(parquet_frame(spark, from_arrow_schema(columns), *span.files), span)
 
-        Raises:
-            TraceError: It is not a trace; see `check_trace`.
-            UnsupportedVersionError: It has another version.
-        """
-        covered = check_trace(path) if covered is None else covered
-        columns = POLLED_SCHEMA if covered.has_intervals else TRACE_SCHEMA
-        return cls(parquet_frame(spark, from_arrow_schema(columns), *trace_files(path)), covered)
-
-    @property
-    def has_intervals(self) -> bool:
-        return has_intervals(self.trace.schema)
-
-    def span(self) -> Span:
-        if self.covered is not None:
-            return self.covered
-        begin, end = F.min("first_ts_ms").alias("begin_ms"), F.max("last_ts_ms").alias("end_ms")
-        row = self.trace.agg(begin, end, F.count("*").alias("chunks")).collect()[0]
-        return Span(row["begin_ms"] or 0, row["end_ms"] or 0, row["chunks"], has_intervals=self.has_intervals)
+    def made_by(self) -> tuple[tuple[str, str], ...]:
+        return versions(self.frame.sparkSession)
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> SparkRows:
         def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             _settle()
             return step(batches)
 
-        return SparkRows(self.trace.select(*columns)).through(settled, schema)
+        return SparkRows(self.frame.select(*columns)).through(settled, schema)
+
+
+def versions(spark: SparkSession) -> tuple[tuple[str, str], ...]:
+    """Return those of Spark and Java."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return (("Spark", spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))
 
 
 @cache
 def _settle() -> None:
     """Exclude a worker's imports from the garbage collection that Spark runs after each task; it would take 40 ms."""
     gc.freeze()
-
-
-class SparkEngine(NamedTuple):
-    """Spark."""
-
-    spark: SparkSession
-
-    def trace(self, path: Location, covered: Span | None = None) -> SparkSource:
-        return SparkSource.of(self.spark, path, covered)
-
-    def made_by(self) -> tuple[tuple[str, str], ...]:
-        jvm = self.spark.sparkContext._jvm
-        assert jvm is not None
-        return (("Spark", self.spark.version), ("Java", str(jvm.java.lang.System.getProperty("java.version"))))

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.bad_rows import BadRows, Wrong
+from ackstate.analysis.trace.check import BadRows, Wrong
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.rows import ROW_SCHEMA
 from ackstate.pulsar_conf import BATCH_INDEX_ACKS
@@ -78,8 +78,7 @@ def tables(
             # Arrow's own errors have these types, too.
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             bad_rows.rows += 1
-            problem = Wrong.NOT_IN_THE_LOG if isinstance(error, IndexError) else Wrong.WRONG_TYPE
-            bad_rows.add(problem, 1, [f"{place(number)} ({said})"])
+            bad_rows.add(Wrong.WRONG_TYPE, 1, [f"{place(number)} ({said})"])
             continue
         yield table, np.full(len(rows), number)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.broker_fields import NO_RECORD, BrokerLife, LedgerEntries, RecordId
+from ackstate.analysis.trace.broker_recording import NO_RECORD, BrokerLife, LedgerEntries, RecordId
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.rows import ROW_SCHEMA
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.trace.broker_recording import BrokerEvent
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s
 
 _RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000
@@ -43,17 +43,13 @@ _WORD_BITS = 64
 
 @final
 class BrokerRows:
-    """Converts events, and counts the events that a recording lacks.
-
-    Attributes:
-        published: The entries of each topic that were published, by the whole recording.
-        dropped: Events that the recorders dropped.
-        transactions: ACK commands of transactions, which are left out.
-    """
+    """Converts events, and counts the events that a recording lacks."""
 
     def __init__(self, published: Mapping[str, EntrySet]) -> None:
+        # The entries of each topic that were published, by the whole recording.
         self.published = defaultdict(EntrySet, published)
-        self.dropped = self.transactions = 0
+        self.dropped = 0  # events that the recorders dropped
+        self.transactions = 0  # ACK commands of transactions, which are left out
         self._published_ms: dict[str, int] = {}
         self._topics: dict[str, dict[int, int]] = defaultdict(dict)  # ledger -> last entry known
         self._followed: dict[tuple[str, str], _FollowedCursor] = {}
@@ -403,11 +399,7 @@ def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | Non
 
 
 def _range_limit(life: BrokerLife) -> tuple[RangeForm, int | None]:
-    """Return the form of ranges in a broker's records, and how many it writes.
-
-    Raises:
-        TraceError: Its configuration cannot be read.
-    """
+    """Return the form of ranges in a broker's records, and how many it writes."""
     try:
         return _limit_of(tuple(life.config.items()))
     except ValueError as error:

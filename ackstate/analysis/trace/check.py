@@ -1,20 +1,27 @@
-"""Checks every event of a Parquet trace, columnar and without Spark, for `ackstate trace check`."""
+"""Checks events in their order, against each other and of a whole Parquet trace, and counts those that are wrong."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pyroaring import BitMap
 
-from ackstate.analysis.trace.bad_rows import BadRows, BadRowsMax, Wrong
-from ackstate.analysis.trace.chunk_rows import ROWS_AT_ONCE, check_ledgers, events_of, has_intervals, pieces
-from ackstate.analysis.trace.days import days_of
+from ackstate.analysis.trace.chunks import (
+    ROWS_AT_ONCE,
+    Events,
+    bitmaps_of,
+    check_ledgers,
+    events_of,
+    has_intervals,
+    pieces,
+)
 from ackstate.analysis.trace.events import (
     EVENT_COLUMNS,
     NAMES_ENTRIES,
@@ -23,19 +30,236 @@ from ackstate.analysis.trace.events import (
     EventKind,
     TraceError,
 )
-from ackstate.analysis.trace.order import EventOrder
-from ackstate.analysis.trace.parquet import check_trace, trace_files
-from ackstate.analysis.trace.published import PublishedEntries
-from ackstate.analysis.trace.rows import Events, count_wrong
+from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.rows import Mask
+    from ackstate.analysis.trace.chunks import Int64s, Mask
+
+
+SAMPLES_MAX = 5
+_THRESHOLD = re.compile(r"(\d+(?:\.\d+)?)%|(\d{1,18})", re.ASCII)
+
+
+class Wrong(Enum):
+    """The reason why a row is bad; the value is its text."""
+
+    NOT_JSON = "not a JSON object"
+    NOT_UTF8 = "not UTF-8"
+    MISSING = "something is missing"
+    WRONG_TYPE = "a value of another type"
+    UNKNOWN_KIND = "an unknown kind"
+    NEGATIVE = "a negative number"
+    BEYOND = "a number too large"
+    BACKWARDS = "last_entry below first_entry"
+    SEQ_AGAIN = "a seq that was there before, or out of order"
+    SEQ_GAP = "a gap in seq before it"
+    TIME_OUTSIDE = "a time outside 2000 to 2100"
+    TIME_BACK = "a time before that of the event before"
+    NEVER_PUBLISHED = "entries that were never published"
+    TWO_CURSORS = "two cursors under one name"
+    WRONG_BOUNDS = "times that are not those the chunk states"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRowsMax:
+    """A limit on the number of bad rows."""
+
+    count: int | None = 0  # Most bad rows; None for a share
+    share: float = 0.0  # Largest share of bad rows among all rows, 0 to 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a number, ``12``, or a share, ``0.1%``."""
+        match = _THRESHOLD.fullmatch(text)
+        if match is None or (match[1] and float(match[1]) > 100):
+            raise ValueError(f"must be a number such as 12 or a share such as 0.1%, got {text!r}")
+        return cls(None, float(match[1]) / 100) if match[1] else cls(int(match[2]))
+
+    def allows(self, bad: int, rows: int) -> bool:
+        """Return whether `bad` of `rows` rows may be bad."""
+        return bad <= (self.share * rows if self.count is None else self.count)
+
+    def __str__(self) -> str:
+        return f"{self.share * 100:g}%" if self.count is None else str(self.count)
+
+
+@final
+@dataclass(slots=True)
+class BadRows:
+    """Counts bad rows by reason, and stores samples of each."""
+
+    rows: int = 0  # Number of rows, good and bad
+    counts: dict[Wrong, int] = field(default_factory=dict)  # Number of bad rows by reason
+    samples: dict[Wrong, list[str]] = field(default_factory=dict)  # The first rows of each reason: place and content
+
+    @property
+    def count(self) -> int:
+        """The number of bad rows."""
+        return sum(self.counts.values())
+
+    def add(self, wrong: Wrong, count: int, samples: Iterable[str]) -> None:
+        """Count bad rows; take samples only up to a fixed number per reason."""
+        self.counts[wrong] = self.counts.get(wrong, 0) + count
+        kept = self.samples.setdefault(wrong, [])
+        for sample in samples if len(kept) < SAMPLES_MAX else ():
+            kept.append(sample)
+            if len(kept) == SAMPLES_MAX:
+                return
+
+    def check(self, most: BadRowsMax, *, what: str, hint: str, finished: bool = True) -> None:
+        """Raise an error if too many rows are bad; a share is judged only when all rows are known."""
+        if (finished or most.count is not None) and not most.allows(self.count, self.rows):
+            so_far = "" if finished else " so far"
+            said = "; ".join((*self.lines(), hint))
+            raise TraceError(f"{what}: {self.count} bad of {self.rows} rows{so_far}, more than {most}: {said}")
+
+    def lines(self) -> list[str]:
+        """Return a line for each reason: its count, and its first places."""
+        return [
+            f"{wrong.value}: {count}, {'first' if count > len(self.samples[wrong]) else 'at'} "
+            + ", ".join(self.samples[wrong])
+            for wrong, count in self.counts.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "rows": self.rows,
+            "bad_rows": self.count,
+            "bad": [
+                {"what": wrong.value, "count": count, "first": self.samples[wrong]}
+                for wrong, count in self.counts.items()
+            ],
+        }
+
+
+def count_wrong(wrong: dict[Wrong, Mask], bad_rows: BadRows, shown: Callable[[Wrong, int], str]) -> Mask:
+    """Count the bad rows, each under its first reason, and return which rows are bad."""
+    bad: Mask = np.zeros(len(next(iter(wrong.values()))), np.bool_)
+    for problem, mask in wrong.items():
+        fresh = np.flatnonzero(mask & ~bad)
+        if len(fresh):
+            bad_rows.add(problem, len(fresh), [shown(problem, row) for row in fresh[:SAMPLES_MAX].tolist()])
+        bad |= mask
+    return bad
+
+
+PERSIST_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
+PERSISTS = (EventKind.PERSIST_BEGUN, *PERSIST_ENDS)
+LIVES = (EventKind.CRASH, EventKind.RECOVER)
+"""The end of a process, and the start of the next one."""
+_ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
+_SETTLED = (EventKind.PERSIST_ENDED, EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER, EventKind.RESET)
+ALIVE = (
+    EventKind.DELIVER, *_ACKS, *PERSISTS, EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.RESET,
+)  # fmt: skip
+"""Events that only a live cursor causes."""
+_NONE = -1
+
+
+@final
+class EventOrder:
+    """Checks the events of one subscription, or of a topic: times never fall, and only one cursor lives at a time.
+
+    Two cursors under one name are detected by actions impossible for one: it acks, sends or persists after its crash
+    and before a recovery; a persist begins while another is in progress, or one ends that did not begin; it is
+    recovered while acks are in memory, without a recorded death.
+    """
+
+    def __init__(self) -> None:
+        self._last_ms = -1
+        # The latest relevant event of each kind, in order.
+        self._context = Events(*(np.zeros(0, np.int64) for _ in Events._fields))
+
+    def judge_times(self, ts_ms: Int64s) -> Mask:
+        """Return which of the next events are earlier than a previous event."""
+        highest = np.maximum.accumulate(np.concatenate(([self._last_ms], ts_ms)))
+        self._last_ms = int(highest[-1])
+        return np.asarray(ts_ms < highest[:-1], np.bool_)
+
+    def judge_lives(self, events: Events) -> Mask:
+        """Return which of the next events cannot come from a single cursor."""
+        known = len(self._context.kind)
+        every = Events(*(np.concatenate(pair) for pair in zip(self._context, events, strict=True)))
+        kind, number = every.kind, every.number
+        life, persist = _latest_before(kind, LIVES), _latest_before(kind, (*PERSISTS, *LIVES))
+        settled = _latest_before(kind, (*_ACKS, *_SETTLED))
+        is_dead = _kind_at(kind, life) == EventKind.CRASH
+        is_persisting = _kind_at(kind, persist) == EventKind.PERSIST_BEGUN
+        begun = np.where(is_persisting, number[persist], _NONE)
+        is_other = (begun != _NONE) & (number != _NONE) & (number != begun)
+        wrong = is_dead & np.isin(kind, ALIVE)
+        wrong |= is_persisting & ((kind == EventKind.PERSIST_BEGUN) | (np.isin(kind, PERSIST_ENDS) & is_other))
+        wrong |= (kind == EventKind.RECOVER) & np.isin(_kind_at(kind, settled), _ACKS)
+        latest = [np.flatnonzero(np.isin(kind, group))[-1:] for group in (
+            LIVES, (*PERSISTS, *LIVES), (*_ACKS, *_SETTLED)
+        )]  # fmt: skip
+        self._context = every.where(np.unique(np.concatenate(latest)).astype(np.int64))
+        told: Mask = wrong[known:]
+        return told
+
+
+def _latest_before(kind: Int64s, group: tuple[EventKind, ...]) -> Int64s:
+    """Return, for each event, the index of the latest of a group before it, -1 without one."""
+    known = np.where(np.isin(kind, group), np.arange(len(kind)), _NONE)
+    return np.maximum.accumulate(np.concatenate(([_NONE], known)))[:-1]
+
+
+def _kind_at(kind: Int64s, index: Int64s) -> Int64s:
+    return np.where(index >= 0, kind[index], 0)
+
+
+_Bitmaps = dict[int, BitMap]
+
+
+@final
+class PublishedEntries:
+    """The published and the acked entries of each topic.
+
+    Nothing is checked for a topic without PUBLISH events, nor before its first published ledger.
+    """
+
+    def __init__(self) -> None:
+        self._published: dict[str, _Bitmaps] = {}
+        self._acked: dict[str, _Bitmaps] = {}
+
+    def follow(self, key: tuple[str, str], events: Events) -> None:
+        """Add the next events of a (topic, subscription)."""
+        topic, subscription = key
+        kinds, found = (_ACKS, self._acked) if subscription else ((EventKind.PUBLISH,), self._published)
+        named = events.where(np.isin(events.kind, kinds))
+        bitmaps = found.setdefault(topic, {})
+        for ledger_id, entries in bitmaps_of(named.ledger_id, named.first_entry, named.last_entry):
+            bitmaps.setdefault(ledger_id, BitMap()).update(entries)
+
+    def never(self) -> Iterator[tuple[str, int, str]]:
+        """Yield each topic with entries that were acked but never published: their number, and the first one."""
+        for topic, published in self._published.items():
+            ledgers = sorted(ledger_id for ledger_id, bitmap in published.items() if bitmap)
+            if not ledgers:
+                continue
+            left = _without(self._acked.get(topic, {}), published)
+            first = ledgers[0], published[ledgers[0]].min()
+            left = {ledger_id: bitmap for ledger_id, bitmap in left.items() if ledger_id >= first[0]}
+            if first[0] in left:
+                left[first[0]].remove_range(0, first[1])
+            count = sum(map(len, left.values()))
+            if count:
+                ledger_id = min(ledger_id for ledger_id, bitmap in left.items() if bitmap)
+                yield topic, count, f"{ledger_id}:{left[ledger_id].min()}"
+
+
+def _without(these: _Bitmaps, those: _Bitmaps) -> _Bitmaps:
+    return {ledger_id: bitmap - those.get(ledger_id, BitMap()) for ledger_id, bitmap in these.items()}
+
 
 _KEY = ("topic", "subscription", "chunk")
 _KINDS = {False: np.array(sorted(set(EventKind) - POLLED_ONLY)), True: np.array(sorted(POLLED_KINDS))}
@@ -47,31 +271,18 @@ _LEDGERS = ("kind", "ledger_id", "last_entry")
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """The contents of a trace; every event of it is valid.
+    """The contents of a trace; every event of it is valid."""
 
-    Attributes:
-        trace: Its path.
-        sha256: Its `trace_hash`.
-        events: Number of events.
-        chunks: Number of chunks.
-        topics: Number of topics.
-        subscriptions: Number of subscriptions, not counting the topics themselves.
-        first_ts_ms: Time of the earliest event.
-        last_ts_ms: Time of the latest event.
-        kinds: Number of events by kind, named in small letters; kinds without events are omitted.
-        dropped_events: Events that the trace lacks because a recorder dropped them.
-    """
-
-    trace: str
-    sha256: str
-    events: int
-    chunks: int
-    topics: int
-    subscriptions: int
-    first_ts_ms: int
-    last_ts_ms: int
-    kinds: dict[str, int]
-    dropped_events: int = 0
+    trace: str  # Its path
+    sha256: str  # Its `trace_hash`
+    events: int  # Number of events
+    chunks: int  # Number of chunks
+    topics: int  # Number of topics
+    subscriptions: int  # Number of subscriptions, not counting the topics themselves
+    first_ts_ms: int  # Time of the earliest event
+    last_ts_ms: int  # Time of the latest event
+    kinds: dict[str, int]  # Number of events by kind, named in small letters; kinds without events are omitted
+    dropped_events: int = 0  # Events that the trace lacks because a recorder dropped them
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -93,10 +304,6 @@ def trace_hash(path: Location) -> str:
     """Return a SHA-256 in hexadecimal that identifies a trace: that of its files' SHA-256s, in order of days and names.
 
     It does not depend on the path of the trace or the names of its files, only on their order and bytes.
-
-    Raises:
-        TraceError: There is no trace.
-        OSError: A file cannot be read.
     """
     whole = hashlib.sha256()
     for file in (file for day in days_of(path) for file in trace_files(day)):
@@ -113,11 +320,6 @@ def check_events(
     Memory: a row group of its files, about a kilobyte for each subscription, and a bitmap of the published and the
     acked entries of each topic. Chunks that the files hold out of order are held until the chunks before them have
     come.
-
-    Raises:
-        TraceError: It is not a trace, or an event is invalid; the message has the reason and the place.
-        UnsupportedVersionError: It has another version.
-        OSError: It cannot be read.
     """
     span = check_trace(path, is_timed=False)
     check = _TraceCheck()
@@ -232,19 +434,11 @@ def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
 
 
 def read_chunks(path: Location) -> Iterator[CheckedChunk]:
-    """Yield every chunk of a trace, in the order of the files; its events are not checked yet.
-
-    Raises:
-        TraceError: A file is damaged, or is no trace.
-    """
+    """Yield every chunk of a trace, in the order of the files; its events are not checked yet."""
     for file in trace_files(path):
-        try:
-            with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-                for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
-                    yield from _chunks_of(file, batch)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+        with opened_parquet(file) as parquet:
+            for batch in parquet.iter_batches(batch_size=ROWS_AT_ONCE):
+                yield from _chunks_of(file, batch)
 
 
 def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[CheckedChunk]:

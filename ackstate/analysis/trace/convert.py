@@ -8,20 +8,34 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ackstate.analysis.trace import ack_log, jsonl
-from ackstate.analysis.trace.bad_rows import SAMPLES_MAX, BadRows, BadRowsMax, Wrong
+from ackstate.analysis.trace import ack_log
 from ackstate.analysis.trace.broker_recording import published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
 from ackstate.analysis.trace.broker_rows import BrokerRows
-from ackstate.analysis.trace.chunk_writer import ChunkWriter
+from ackstate.analysis.trace.check import (
+    BadRows,
+    BadRowsMax,
+    EventOrder,
+    PublishedEntries,
+    Wrong,
+    count_wrong,
+)
+from ackstate.analysis.trace.chunks import ChunkWriter, Events
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
-from ackstate.analysis.trace.order import EventOrder, SeqOrder
-from ackstate.analysis.trace.parquet import new_trace, write_trace
-from ackstate.analysis.trace.published import PublishedEntries
+from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recorder import read_recording, segments
-from ackstate.analysis.trace.rows import ROW_SCHEMA, Events, TraceRows, checked_rows, count_wrong
+from ackstate.analysis.trace.rows import (
+    NO_SEQ,
+    ROW_SCHEMA,
+    STANDARD_INPUT,
+    TEXT_BYTES_MAX,
+    TraceRows,
+    checked_rows,
+    open_text,
+    table_of_lines,
+    text_blocks,
+)
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import counted, dropped_line
 
@@ -30,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s, Mask
 
 
 _NEEDED = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
@@ -38,23 +52,22 @@ _NAMES = ("topic", "subscription")
 _BATCH_ROWS = 1 << 17
 
 
-def tables(file: Path, *, bad_rows: BadRows, place: Callable[[int], str]) -> Iterator[tuple[pa.Table, Int64s, float]]:
-    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file that is read.
+def tables(file: Path) -> Iterator[tuple[pa.Table, Int64s, float]]:
+    """Yield tables with columns as `ROW_SCHEMA`, the number of each row from 1, and the share of the file so far.
 
-    Raises:
-        TraceError: The file is cut short or damaged, or a column is missing or of another type.
+    A file with text that is not UTF-8, or with a number that exceeds 64 bits with a sign, is refused as a whole.
     """
-    try:
-        with file.open("rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as parquet:
-            columns = _columns(file, parquet.schema_arrow)
-            row_count, first = parquet.metadata.num_rows, 1
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-                table, numbers = _readable(pa.Table.from_batches([batch]), first, bad_rows=bad_rows, place=place)
-                first += batch.num_rows
-                yield table, numbers, (first - 1) / row_count
-    except (pa.ArrowException, OSError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise TraceError(f"{file}: not a readable Parquet file, {said}") from error
+    with opened_parquet(file) as parquet:
+        columns = _columns(file, parquet.schema_arrow)
+        row_count, end = parquet.metadata.num_rows, 1
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            batch.validate(full=True)  # Parquet requires UTF-8, but readers do not check it.
+            table = pa.Table.from_batches([batch])
+            for at, each in enumerate(table.schema):
+                if each.type == pa.uint64():
+                    table = table.set_column(at, each.name, table[at].cast(pa.int64()))
+            first, end = end, end + batch.num_rows
+            yield table, np.arange(first, end), (end - 1) / row_count
 
 
 def _columns(file: Path, schema: pa.Schema) -> list[str]:
@@ -81,52 +94,28 @@ def _check_type(file: Path, field: pa.Field) -> None:
         raise TraceError(f"{file}: column {field.name!r} must be {wanted}, got {field.type}; cast it")
 
 
-def _readable(
-    table: pa.Table, first: int, *, bad_rows: BadRows, place: Callable[[int], str]
-) -> tuple[pa.Table, Int64s]:
-    """Remove rows whose text is not UTF-8 or whose numbers exceed a signed 64-bit integer."""
-    numbers = np.arange(first, first + table.num_rows)
-    wrong = {name: _not_utf8(table[name]) for name in table.column_names if not pa.types.is_integer(table[name].type)}
-    wrong |= {name: _beyond(table[name]) for name in table.column_names if table[name].type == pa.uint64()}
-    bad = np.zeros(table.num_rows, np.bool_)
-    for name, mask in wrong.items():
-        fresh = np.flatnonzero(mask & ~bad)
-        problem = Wrong.BEYOND if table[name].type == pa.uint64() else Wrong.NOT_UTF8
-        if len(fresh):
-            bad_rows.add(problem, len(fresh), (f"{place(int(numbers[row]))} ({name})" for row in fresh))
-        bad |= mask
-    if not bad.any():
-        return table, numbers
-    bad_rows.rows += int(bad.sum())
-    good = ~bad
-    return table.filter(pa.array(good)), numbers[good]
-
-
-def _not_utf8(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which values of a text column are not UTF-8: Parquet requires it, but readers do not check it."""
-    try:
-        column.validate(full=True)
-        return np.zeros(len(column), np.bool_)
-    except pa.ArrowInvalid:
-        texts = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-        binary = texts.cast(pa.large_binary() if texts.type == pa.large_string() else pa.binary()).to_pylist()
-        return np.array([value is not None and not _is_utf8(value) for value in binary])
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _beyond(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return np.asarray(column.fill_null(0).to_numpy() > np.uint64(2**63 - 1))
-
-
 # At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22
+
+
+@final
+class SeqOrder:
+    """Checks `seq`, which counts a subscription's events without gaps, from any start."""
+
+    def __init__(self) -> None:
+        self._highest: int | None = None
+
+    def judge(self, seq: Int64s) -> tuple[Mask, Mask]:
+        """Return which of the next rows do not come after all others, and which follow a gap, which are valid."""
+        again, gap = np.zeros(len(seq), np.bool_), np.zeros(len(seq), np.bool_)
+        given = np.flatnonzero(seq != NO_SEQ)
+        if len(given):
+            said = seq[given]
+            first = int(said[0]) - 1 if self._highest is None else self._highest
+            before = np.maximum.accumulate(np.concatenate(([first], said)))[:-1]
+            self._highest = max(first, int(said.max()))
+            again[given], gap[given] = said <= before, said > before + 1
+        return again, gap
 
 
 @final
@@ -146,11 +135,6 @@ class EventSorter:
 
     Memory: `WAITING_MAX` rows; for each subscription about a kilobyte; a bitmap of the published and the acked entries
     of each topic.
-
-    Args:
-        writer: Receives the chunks.
-        bad_rows: Receives the rows that contradict earlier ones; they are skipped.
-        place: Returns the place of a row, by the number of its source and its own.
     """
 
     def __init__(self, writer: ChunkWriter, bad_rows: BadRows, place: Callable[[int, int], str]) -> None:
@@ -208,12 +192,9 @@ class EventSorter:
             what = f"seq {seq}" if problem.name.startswith("SEQ") else EventKind(rows[row, 1]).name.lower()
             return f"{self._place(source, number)} ({what}, {' of '.join(filter(None, reversed(key)))})"
 
-        wrong = subscription.seqs.judge(rows[:, 6])
-        gaps = np.flatnonzero(wrong.pop(Wrong.SEQ_GAP))
-        if len(gaps):
-            samples = [shown(Wrong.SEQ_GAP, row) for row in gaps[:SAMPLES_MAX].tolist()]
-            self._bad_rows.add(Wrong.SEQ_GAP, len(gaps), samples)
-        rows = rows[~count_wrong(wrong, self._bad_rows, shown)]
+        again, gap = subscription.seqs.judge(rows[:, 6])
+        count_wrong({Wrong.SEQ_GAP: gap}, self._bad_rows, shown)
+        rows = rows[~count_wrong({Wrong.SEQ_AGAIN: again}, self._bad_rows, shown)]
         rows = rows[~count_wrong(
             {Wrong.TIME_BACK: subscription.order.judge_times(rows[:, 0])}, self._bad_rows, shown
         )]  # fmt: skip
@@ -234,19 +215,12 @@ _HINT = "correct them, or skip them with --bad-rows-max"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion.
+    """The result of a conversion."""
 
-    Attributes:
-        events: Number of events in the trace.
-        bad_rows: The rows that were skipped; a recording has none.
-        dropped: Events that recorders of brokers dropped.
-        transactions: ACK commands of transactions in recordings of brokers, which are left out.
-    """
-
-    events: int
-    bad_rows: BadRows = field(default_factory=BadRows)
-    dropped: int = 0
-    transactions: int = 0
+    events: int  # Number of events in the trace
+    bad_rows: BadRows = field(default_factory=BadRows)  # The rows that were skipped; a recording has none
+    dropped: int = 0  # Events that recorders of brokers dropped
+    transactions: int = 0  # ACK commands of transactions in recordings of brokers, which are left out
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; a recording has no rows."""
@@ -269,25 +243,10 @@ def convert(
     out: Location,
     *,
     bad_rows_max: BadRowsMax | None = None,
-    text_bytes_max: int = jsonl.TEXT_BYTES_MAX,
+    text_bytes_max: int = TEXT_BYTES_MAX,
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
-    """Write one trace from all sources, read in order; it appears at `out` when it is complete.
-
-    Args:
-        sources: One recording; or any number of files of JSON lines, logs of ACK commands (both possibly compressed
-            with gzip, ``-`` for standard input) and Parquet files with one row an event, or directories of these; or
-            files of the broker interceptor, or directories of these.
-        out: The trace; an existing one is replaced.
-        bad_rows_max: Limit on the bad rows that are skipped; by default none.
-        text_bytes_max: Most bytes of text in each file, decompressed.
-        progress: Called with the bytes read so far, and the total if known.
-
-    Raises:
-        TraceError: A source is missing, damaged or none of these, too many rows are bad, or there is no event.
-        UnsupportedVersionError: It has another version.
-        OSError: A file cannot be read, or the trace not written; `out` is unchanged.
-    """
+    """Write one trace from all sources, read in order; it appears at `out` when it is complete."""
     of_brokers = [recording_files(source) if _is_file(source) else [] for source in sources]
     is_of_brokers = any(of_brokers)
     for source, found in zip(sources, of_brokers, strict=True):
@@ -318,7 +277,7 @@ def convert(
 
 
 def _is_file(source: Path) -> bool:
-    return str(source) != jsonl.STANDARD_INPUT and source.exists()
+    return str(source) != STANDARD_INPUT and source.exists()
 
 
 def _files(source: Path) -> list[Path]:
@@ -327,7 +286,7 @@ def _files(source: Path) -> list[Path]:
         if not files:
             raise TraceError(f"{source}: a directory with neither a recording nor Parquet files in it")
         return files
-    if str(source) != jsonl.STANDARD_INPUT and not source.exists():
+    if str(source) != STANDARD_INPUT and not source.exists():
         raise TraceError(f"{source}: no such file")
     return [source]
 
@@ -350,7 +309,7 @@ class _Conversion:
         self._progress = progress
         self._clock = TraceClock()
         self._sorter = EventSorter(writer, bad_rows, self._place)
-        is_known = all(str(file) != jsonl.STANDARD_INPUT for file in files)
+        is_known = all(str(file) != STANDARD_INPUT for file in files)
         self._total = sum(file.stat().st_size for file in files) if is_known else None
         self._done = 0
 
@@ -379,11 +338,7 @@ class _Conversion:
 
     def _read_parquet(self, source: int, file: Path) -> None:
         size = file.stat().st_size
-
-        def place(number: int) -> str:
-            return self._place(source, number)
-
-        for table, numbers, share in tables(file, bad_rows=self._bad_rows, place=place):
+        for table, numbers, share in tables(file):
             self._take(source, table, numbers, done=int(share * size))
 
     def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:
@@ -391,8 +346,8 @@ class _Conversion:
             return self._place(source, number)
 
         is_log: bool | None = None
-        with jsonl.opened(file) as (text, position):
-            for block in jsonl.blocks(file, text, position, bytes_max=text_bytes_max):
+        with open_text(file) as (text, position):
+            for block in text_blocks(file, text, position, bytes_max=text_bytes_max):
                 if is_log is None:
                     is_log = ack_log.is_ack_log(block.data.lstrip().partition(b"\n")[0])
                 if is_log:
@@ -400,7 +355,7 @@ class _Conversion:
                     for run in ack_log.tables(lines, block.first_number, bad_rows=self._bad_rows, place=place):
                         self._take(source, *run, done=block.done)
                 else:
-                    table, numbers = jsonl.table_of(block, bad_rows=self._bad_rows, place=place)
+                    table, numbers = table_of_lines(block, bad_rows=self._bad_rows, place=place)
                     self._take(source, table, numbers, done=block.done)
 
     def _take(self, source: int, table: pa.Table, numbers: Int64s, *, done: int) -> None:
@@ -422,7 +377,7 @@ class _Conversion:
         return f"{self._files[source]} {row}" if len(self._files) > 1 else row
 
     def _is_parquet(self, file: Path) -> bool:
-        if str(file) == jsonl.STANDARD_INPUT or file.is_dir():
+        if str(file) == STANDARD_INPUT or file.is_dir():
             return False
         with file.open("rb") as opened:
             return opened.read(len(_PARQUET)) == _PARQUET or file.suffix == ".parquet"

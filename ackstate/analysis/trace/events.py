@@ -33,7 +33,7 @@ until_ms        packed int64      the event happened at `ts_ms` or later, and at
 
 Its events are in the order of `ts_ms`, their earliest times. An event never happens before one of an earlier poll.
 
-Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.packed_numbers`.
+Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.chunks`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ POLLED_UNTIL_KEY = b"ackstate.trace.polled_until_ms"
 DROPPED_KEY = b"ackstate.trace.dropped_events"
 """Key-value metadata of a file: the number of events that it lacks because a recorder dropped them, a decimal number;
 missing if there are none."""
+FILES_KEY = b"ackstate.trace.files"
+"""Key-value metadata of a trace's Parquet file: `ONLY` or `SEVERAL`."""
+ONLY, SEVERAL = b"1", b"several"
 
 SCALAR_COLUMNS = {
     "topic": "string",

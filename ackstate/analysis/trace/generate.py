@@ -20,11 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunk_rows import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, table_of
+from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, Events, table_of
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
-from ackstate.analysis.trace.manifest import write_manifest
-from ackstate.analysis.trace.parquet import new_trace
-from ackstate.analysis.trace.rows import Events
+from ackstate.analysis.trace.parquet import new_trace, write_manifest
 from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, UNACKED_MAX, Traffic, workload_named
 
 if TYPE_CHECKING:
@@ -33,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.new_files import NewFiles
-    from ackstate.analysis.trace.rows import Int64s
+    from ackstate.analysis.trace.chunks import Int64s
+    from ackstate.analysis.trace.parquet import NewFiles
 
 # A row group takes 2 to 5 MB.
 _ROW_GROUP_CHUNKS, _ROW_GROUPS_PER_FILE, _FILES_PER_CORE = 64, 64, 4
@@ -59,33 +57,20 @@ _OFF_NS = _NS_PER_MS // 2
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """The parameters of a generated trace.
+    """The parameters of a generated trace."""
 
-    Attributes:
-        workload: A name of `WORKLOADS`.
-        events: Events of all subscriptions together, not counting those of the topics.
-        seed: Decides everything else: the same plan gives the same trace.
-        subscriptions: Number of subscriptions.
-        topics: Number of topics over which the subscriptions are spread.
-        hot_share: The first subscription has this share of the events, and a topic to itself; None: all are alike.
-        messages_per_second: Mean rate of a topic whose subscriptions have the mean number of events; other topics have
-            proportional rates, so that all take the same time.
-        flush_interval_ms: Interval at which every cursor persists.
-        crashes: Number of times that the broker dies, all subscriptions at once.
-
-    Raises:
-        ValueError: A value is out of its bounds, or they do not fit together.
-    """
-
-    workload: str
-    events: int
-    seed: int = 1
-    subscriptions: int = 8
-    topics: int = 4
+    workload: str  # A name of `WORKLOADS`
+    events: int  # Events of all subscriptions together, not counting those of the topics
+    seed: int = 1  # Decides everything else: the same plan gives the same trace
+    subscriptions: int = 8  # Number of subscriptions
+    topics: int = 4  # Number of topics over which the subscriptions are spread
+    # The first subscription has this share of the events, and a topic to itself; None: all are alike.
     hot_share: float | None = None
+    # Mean rate of a topic whose subscriptions have the mean number of events; other topics have proportional rates, so
+    # that all take the same time.
     messages_per_second: float = MESSAGES_PER_SECOND
-    flush_interval_ms: int = 1_000
-    crashes: int = 0
+    flush_interval_ms: int = 1_000  # Interval at which every cursor persists
+    crashes: int = 0  # Number of times that the broker dies, all subscriptions at once
 
     def __post_init__(self) -> None:
         workload_named(self.workload)
@@ -140,11 +125,7 @@ class TracePlan:
         return self.messages_per_second * (cold if topic else self._hot_events) / (self.events / self.subscriptions)
 
     def outages(self) -> list[Outage]:
-        """Return the outages, timed by the first subscription, whose events an outage brings forward.
-
-        Raises:
-            ValueError: The trace is too short for this number of crashes.
-        """
+        """Return the outages, timed by the first subscription, whose events an outage brings forward."""
         end_ns = None
         while True:
             found: list[Outage] = [] if end_ns is None else self._outages_until(end_ns)
@@ -271,27 +252,17 @@ class Flushes(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """The broker's death, the same instant for all of its subscriptions.
+    """The broker's death, the same instant for all of its subscriptions."""
 
-    Attributes:
-        at_ns: The time of death, on the clock of `Arrivals`, which stops until the recovery.
-        begun_ns: When the last persist began that was complete then.
-    """
-
-    at_ns: int
-    begun_ns: int
+    at_ns: int  # The time of death, on the clock of `Arrivals`, which stops until the recovery
+    begun_ns: int  # When the last persist began that was complete then
 
 
 class Turns(NamedTuple):
-    """The slots of one parity that have an event.
+    """The slots of one parity that have an event."""
 
-    Attributes:
-        first_block: For each class, the first block in which it has an event.
-        parity: 0 or 1.
-    """
-
-    first_block: Int64s
-    parity: int
+    first_block: Int64s  # For each class, the first block in which it has an event
+    parity: int  # 0 or 1
 
     @property
     def _at(self) -> Int64s:
@@ -324,23 +295,14 @@ class _EntryRuns(NamedTuple):
 @final
 @dataclass(frozen=True)
 class SubscriptionSeries:
-    """A subscription's infinite series of events.
+    """A subscription's infinite series of events."""
 
-    Attributes:
-        workload: The shape.
-        arrivals: The times of the topic's slots.
-        key: Assigns the entries of each block to classes.
-        messages_per_second: The mean rate, which converts waiting times into blocks.
-        flushes: The persists of the cursor.
-        outages: The outages of the broker, in order, at most one between two persists.
-    """
-
-    workload: Traffic
-    arrivals: Arrivals
-    key: int
-    messages_per_second: float
-    flushes: Flushes
-    outages: Sequence[Outage] = ()
+    workload: Traffic  # The shape
+    arrivals: Arrivals  # The times of the topic's slots
+    key: int  # Assigns the entries of each block to classes
+    messages_per_second: float  # The mean rate, which converts waiting times into blocks
+    flushes: Flushes  # The persists of the cursor
+    outages: Sequence[Outage] = ()  # The outages of the broker, in order, at most one between two persists
 
     def chunks(self, count: int) -> Iterator[Events]:
         """Yield the first events of the series, `CHUNK_EVENTS` at a time."""
@@ -538,19 +500,12 @@ def _same(value: Int64s | int, runs: _EntryRuns) -> Int64s:
 
 
 class GeneratedFile(NamedTuple):
-    """The size of generated files.
+    """The size of generated files."""
 
-    Attributes:
-        events: Events of subscriptions.
-        published: Events of topics.
-        files: Number of files.
-        size_bytes: Size of the files.
-    """
-
-    events: int
-    published: int
-    files: int
-    size_bytes: int
+    events: int  # Events of subscriptions
+    published: int  # Events of topics
+    files: int  # Number of files
+    size_bytes: int  # Size of the files
 
 
 def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> GeneratedFile:
@@ -558,11 +513,6 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Generated
 
     `out` is a directory that every worker sees by that path. Each worker generates whole subscriptions. The same plan
     gives the same rows on any number of cores; their distribution over files may differ.
-
-    Raises:
-        ValueError: The crashes do not fit into the trace.
-        TraceError, UnsupportedVersionError, OSError: As `ackstate.analysis.trace.parquet.write_trace`.
-        PySparkException: A worker failed, for example on a full disk.
     """
     outages = plan.outages()
     schema = ", ".join(f"{name} bigint" for name in GeneratedFile._fields)

@@ -50,13 +50,6 @@ class Recorder:
     """Appends events to a new segment of a recording; a call returns after the operating system has received the frame.
 
     Safe for any number of threads.
-
-    Args:
-        directory: The recording; created if missing.
-        has_intervals: Whether it is a recording of polls, which takes `PolledEvent` instead of `Event`.
-
-    Raises:
-        OSError: The segment cannot be created.
     """
 
     def __init__(self, directory: Path, *, has_intervals: bool = False) -> None:
@@ -77,11 +70,7 @@ class Recorder:
             raise
 
     def record(self, topic: str, subscription: str, events: Sequence[Event] | Sequence[PolledEvent]) -> None:
-        """Append events that belong together, as one frame.
-
-        Raises:
-            OSError: The disk is full or failed; the frame is removed, or if the disk refuses even that, incomplete.
-        """
+        """Append events that belong together, as one frame."""
         if not events:
             return
         names = self._names.get((topic, subscription))
@@ -133,12 +122,7 @@ def segments(directory: Path) -> list[Path]:
 
 
 def read_recording(directory: Path) -> Iterator[Frame]:
-    """Yield every frame of a recording, in the order of writing; a torn last frame of a segment is skipped.
-
-    Raises:
-        TraceError: There is no recording, or a frame is damaged rather than cut short.
-        UnsupportedVersionError: It has another version.
-    """
+    """Yield every frame of a recording, in the order of writing; a torn last frame of a segment is skipped."""
     paths = segments(directory)
     if not paths:
         raise TraceError(f"{directory}: no recording here, expected files such as 000001{_SUFFIX}")
@@ -155,12 +139,7 @@ def read_recording(directory: Path) -> Iterator[Frame]:
 
 
 def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield topic, subscription and events of every frame of a recording of polls, as arrays of `POLLED_FIELDS`.
-
-    Raises:
-        TraceError: As `read_recording`, or it is not a recording of polls.
-        UnsupportedVersionError: It has another version.
-    """
+    """Yield topic, subscription and events of every frame of a recording of polls, as arrays of `POLLED_FIELDS`."""
     for path in segments(directory):
         data = path.read_bytes()
         if len(data) < _HEADER.size:
@@ -187,12 +166,7 @@ def torn_bytes(path: Path) -> int:
 
 
 def check_segment(path: Path) -> None:
-    """Check that a file is a segment of exact events in the present version; its frames are not checked.
-
-    Raises:
-        TraceError: It is not a segment, or one of polls.
-        UnsupportedVersionError: It has another version.
-    """
+    """Check that a file is a segment of exact events in the present version; its frames are not checked."""
     _check_file(path)
     with path.open("rb") as file:
         if _check_header(path, file.read(_HEADER.size)) == POLLED_VERSION:

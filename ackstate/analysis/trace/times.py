@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 if TYPE_CHECKING:
-    from ackstate.analysis.trace.rows import Int64s, Mask
+    from ackstate.analysis.trace.chunks import Int64s, Mask
 
 _SECOND_MS = 1_000
 _YEAR_2000_S, _YEAR_2100_S = 946_684_800, 4_102_444_800

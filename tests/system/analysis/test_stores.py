@@ -14,7 +14,7 @@ from ackstate.analysis.location import location
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.manifest import MANIFEST
+from ackstate.analysis.trace.parquet import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run, run_each_apart
 

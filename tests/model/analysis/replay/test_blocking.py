@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import Policy

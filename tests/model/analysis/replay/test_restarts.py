@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.replay.curve_sum import CAUSES
+from ackstate.analysis.replay.curves import CAUSES
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import ack_log
-from ackstate.analysis.trace.bad_rows import BadRows
+from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS
 from ackstate.cursor.cursor import ManagedCursor

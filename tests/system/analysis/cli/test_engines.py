@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import montecarlo
 from ackstate.analysis.estimate import subscription_parts
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
@@ -128,7 +128,7 @@ def test_a_refused_trace_is_one_line(trace, capsys):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_all_answer_the_same(spark, tmp_path_factory):
-    from ackstate.analysis.spark.one_task import OneTaskEngine
+    from ackstate.analysis.spark.one_task import OneTaskSource
     from ackstate.analysis.spark.source import SparkSource
 
     @settings(max_examples=3, suppress_health_check=list(HealthCheck), deadline=None)
@@ -142,7 +142,7 @@ def test_all_answer_the_same(spark, tmp_path_factory):
             patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
             parquet.write_trace(frames, place / "trace")
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
-        engines = (here, there, OneTaskEngine(spark).trace(place / "trace"))
+        engines = (here, there, OneTaskSource(spark, here))
         rows = [
             sorted(estimates(each, policies[:3], crashes_per_day=3, is_plotted=True).collect(), key=json.dumps)
             for each in engines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,14 +11,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
+from ackstate.analysis.estimate.engine import LocalSource, trace_of
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine, trace_of
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import trace_hash
-from ackstate.analysis.trace.days import check_days, days_of, span_of
 from ackstate.analysis.trace.events import Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.parquet import check_days, days_of, span_of
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run
 from strategies import few
@@ -74,10 +75,10 @@ def answer(engine, path, policies=GRID):
 @pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 def engine(request):
     if request.param == "local":
-        return LocalEngine()
-    from ackstate.analysis.spark.source import SparkEngine
+        return LocalSource
+    from ackstate.analysis.spark.source import SparkSource
 
-    return SparkEngine(request.getfixturevalue("spark"))
+    return partial(SparkSource.checked, request.getfixturevalue("spark"))
 
 
 def test_days_are_the_same_as_the_trace_that_they_make(engine, tmp_path, monkeypatch):
@@ -102,7 +103,7 @@ def test_wherever_a_day_ends(tmp_path_factory, traced, data):
     write(place / "one", events_of)
     write_days(place / "days", events_of, cuts)
     policies = [None, *data.draw(st.lists(montecarlo.POLICIES, max_size=2))]
-    assert answer(LocalEngine(), place / "days", policies) == answer(LocalEngine(), place / "one", policies)
+    assert answer(LocalSource, place / "days", policies) == answer(LocalSource, place / "one", policies)
 
 
 def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(engine, tmp_path, monkeypatch):
@@ -122,8 +123,8 @@ def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(engine, tmp
 def test_a_damaged_chunk_is_refused_with_the_name_of_its_day(engine, tmp_path):
     write_days(tmp_path / "days", {"s": [Event(10 * entry, ACK, 1, entry, entry) for entry in range(12)]}, [55])
     file = tmp_path / "days" / "day=2026-11-02" / "part-00000.parquet"
-    write_rows([row | {"last_ts_ms": row["last_ts_ms"] + 1} for row in read_rows(file)], file)
-    with pytest.raises(TraceError, match=r"day=2026-11-02: not a trace, damaged chunk 0 .*'last_ts_ms'"):
+    write_rows([row | {"kind": [77] * len(row["kind"])} for row in read_rows(file)], file)
+    with pytest.raises(TraceError, match=r"day=2026-11-02: not a trace, damaged chunk 0 of s"):
         answer(engine, tmp_path / "days", [None])
 
 

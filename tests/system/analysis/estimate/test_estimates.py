@@ -8,10 +8,10 @@ from operator import itemgetter
 import numpy as np
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.parts import RESULT_KEY
 from ackstate.analysis.estimate.results import SweepResult
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import montecarlo
-from ackstate.analysis.estimate import chunk_codec as thinning
-from ackstate.analysis.estimate import chunk_steps
+from ackstate.analysis.estimate import chunks as thinning
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay import acked
 from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk
-from ackstate.analysis.replay.curve_sum import Histogram
+from ackstate.analysis.replay.curves import Histogram
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.spark.source import SparkSource
-from ackstate.analysis.trace import chunk_writer, parquet
+from ackstate.analysis.trace import chunks as trace_chunks
+from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from chunks import chunk_of
@@ -100,7 +100,7 @@ def packed_chunks(batches):
     """Return the chunks of each subscription that a worker makes of some batches of rows, in order."""
     found = {}
     rows = (batch for each in batches for batch in table_of_rows(each).to_batches())
-    for batch in chunk_steps.packed_chunks(rows, is_compact=True):
+    for batch in thinning.packed_chunks(rows, is_compact=True):
         for row in batch.to_pylist():
             found.setdefault(row["subscription"], {})[row["first_seq"]] = thinning.decode(memoryview(row["events"]))
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
@@ -154,14 +154,14 @@ def test_it_catches_chunks_put_together_that_do_not_follow_each_other(monkeypatc
             for name in {name for name, _ in keys}
         ]
 
-    monkeypatch.setattr(chunk_steps, "_runs", all_of_a_subscription)
+    monkeypatch.setattr(thinning, "_runs", all_of_a_subscription)
     search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
     with pytest.raises((AssertionError, TraceError)):
         search(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))()
 
 
 def test_what_is_put_together_has_no_more_events_than_a_few_chunks(monkeypatch):
-    monkeypatch.setattr(chunk_steps, "_EVENTS_THINNED", 100)
+    monkeypatch.setattr(thinning, "_EVENTS_THINNED", 100)
     events = [Event(ts_ms, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(330)]
     rows = [row_of("s", 40 * at, chunk) for at, chunk in enumerate(chunks_of(events, [40] * 7))]
     assert [len(chunk.kind) for chunk in packed_chunks([rows])["s"]] == [80, 80, 80, 90]
@@ -238,14 +238,14 @@ def events_of(shift):
 @pytest.mark.slow
 def test_spark_and_this_process_find_the_same(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 40)
-    monkeypatch.setattr(chunk_writer, "_CHUNKS_PER_ROW_GROUP", 2)
+    monkeypatch.setattr(trace_chunks, "_CHUNKS_PER_ROW_GROUP", 2)
     frames = [Frame(topic, name, events_of(shift)) for topic in "tu" for shift, name in ((5, "a"), (9, "b"))]
     parquet.write_trace([*frames, Frame("t", "", [Event(0, EventKind.PUBLISH, 3, 0, 299)])], tmp_path / "trace")
     grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
     path = tmp_path / "trace"
     found = [
         sorted(tuple(row.values()) for row in estimates(each, grid).collect())
-        for each in (SparkSource.of(spark, path), LocalSource.of(path), SparkSource(spark.read.parquet(str(path))))
+        for each in (SparkSource.of(spark, path), LocalSource.of(path))
     ]
     assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
     assert all(each == found[0] for each in found)

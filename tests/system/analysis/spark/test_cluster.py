@@ -19,7 +19,7 @@ import pytest
 from ackstate.analysis.cli import main
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark import cluster
-from ackstate.analysis.spark.package import SCRIPT, write_package
+from ackstate.analysis.spark.cluster import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -260,5 +260,5 @@ def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):
     with pytest.raises(TraceError, match=said):
         parquet.check_trace(tmp_path / "bad.parquet")
     span = parquet.check_trace(tmp_path / "good")
-    assert span == parquet.Span(1, 1, chunk_count=1, row_groups_max=1, size_bytes=span.size_bytes)
-    assert span.size_bytes > 0
+    assert span[:3] == (1, 1, 1)
+    assert (span.row_groups_max, span.size_bytes > 0) == (1, True)

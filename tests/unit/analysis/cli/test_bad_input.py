@@ -14,9 +14,8 @@ import pytest
 
 from ackstate import SqliteStore
 from ackstate.analysis.demo.directory import MARKER, DemoDirectory
-from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
-from ackstate.analysis.trace.events import VERSION_KEY
-from ackstate.analysis.trace.manifest import FILES_KEY, ONLY
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA
+from ackstate.analysis.trace.events import FILES_KEY, ONLY, VERSION_KEY
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.errors import AckStateError
 from command_line import assert_one_line, run, tree

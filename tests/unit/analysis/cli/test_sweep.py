@@ -8,7 +8,7 @@ import pytest
 
 from ackstate.analysis.estimate.recommendation import short_number
 from ackstate.analysis.estimate.results import Estimate, SweepResult
-from ackstate.analysis.replay.persistable import persistable
+from ackstate.analysis.replay.grid import persistable
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind

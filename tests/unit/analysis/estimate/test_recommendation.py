@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.estimate.broker_conf import admin_commands, broker_settings_of, runs_on_pulsar
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult
-from ackstate.analysis.estimate.setting_words import policy_text, setting_text, varied_settings
+from ackstate.analysis.estimate.settings import (
+    admin_commands,
+    broker_settings_of,
+    policy_text,
+    runs_on_pulsar,
+    setting_text,
+    varied_settings,
+)
 from ackstate.analysis.replay.grid import candidates
 from ackstate.analysis.replay.policy import KEYS, Policy
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.estimate.compact_curve import ThinnedCurve
+from ackstate.analysis.estimate.slices import ThinnedCurve
 
 BEGIN_MS = 100
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=80)

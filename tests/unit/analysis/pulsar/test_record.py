@@ -25,8 +25,7 @@ from ackstate.analysis.pulsar.sources import LiveBroker
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import EventKind, PolledEvent, TraceError
-from ackstate.analysis.trace.manifest import listed_names
-from ackstate.analysis.trace.parquet import check_trace, write_trace
+from ackstate.analysis.trace.parquet import check_trace, listed_names, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run, tree, write_token
 from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving, topic_answers
@@ -105,7 +104,7 @@ def hurried(monkeypatch):
 
 def events_of(path):
     """Return the events of each (topic, subscription) of a trace."""
-    from ackstate.analysis.trace.chunk_rows import events_of as columns_of
+    from ackstate.analysis.trace.chunks import events_of as columns_of
 
     found = {}
     for file in sorted(path.glob("*.parquet")):

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.estimate.chunk_codec import compact, decode, encode
-from ackstate.analysis.estimate.sorted_chunks import InterleavingCheck
+from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
+from ackstate.analysis.trace.check import EventOrder
+from ackstate.analysis.trace.chunks import Events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.order import EventOrder
-from ackstate.analysis.trace.rows import Events
 from chunks import chunk_of
 
 KEY = ("persistent://p/n/t", "s")

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 import montecarlo
-from ackstate.analysis.replay.gated_replay import GatedReplay, OpenRun, delivery_costs
-from ackstate.analysis.replay.in_flight_set import CONSUMER, InFlightSet, worst_case
+from ackstate.analysis.replay.gated_replay import (
+    CONSUMER,
+    GatedReplay,
+    InFlightSet,
+    OpenRun,
+    delivery_costs,
+    worst_case,
+)
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.position import Position

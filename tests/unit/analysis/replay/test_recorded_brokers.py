@@ -29,9 +29,9 @@ from ackstate.analysis.estimate.current_policy import read_broker_policy
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import PolicyCurve
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.replay.replay_group import opened
+from ackstate.analysis.replay.subscription_replay import opened
 from ackstate.analysis.trace import ack_log
-from ackstate.analysis.trace.bad_rows import BadRows
+from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.rows import KINDS
 

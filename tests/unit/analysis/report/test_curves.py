@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.contents import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet
@@ -31,12 +31,12 @@ def trace(tmp_path_factory):
     }  # fmt: skip
     path = tmp_path_factory.mktemp("curves") / "trace"
     parquet.write_trace([Frame("t", name, [event]) for name, told in events.items() for event in told], path)
-    return LocalEngine().trace(path)
+    return LocalSource.of(path)
 
 
 def curves(trace, policies, *, subscriptions):
     rows = estimates(trace, policies, is_plotted=True).collect()
-    return curves_of_rows(rows, trace.span(), range(len(policies)), subscriptions=subscriptions)
+    return curves_of_rows(rows, trace.span, range(len(policies)), subscriptions=subscriptions)
 
 
 def steps(curve):
@@ -68,7 +68,7 @@ def test_subscriptions_are_drawn_under_the_chosen_policy(trace):
         (row["policy"], row["subscription"]) for row in rows if row["curve_ms"] is not None and row["subscription"]
     }
     assert drawn == {(1, "a"), (1, "b")}
-    *_, own = curves_of_rows(rows, trace.span(), [0, 1], subscriptions=[A], drawn=1)
+    *_, own = curves_of_rows(rows, trace.span, [0, 1], subscriptions=[A], drawn=1)
     assert own.policy == 1
     # As recorded, nothing is left at 300.
     assert (300, 0) not in steps(own)

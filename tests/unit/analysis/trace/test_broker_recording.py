@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.broker_recording import read_recording, recording_files
 from ackstate.analysis.trace.check import check_events

@@ -9,11 +9,9 @@ import pytest
 
 from ackstate.analysis import cli
 from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.bad_rows import Wrong
-from ackstate.analysis.trace.check import check_events, trace_hash
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.manifest import SEVERAL, write_manifest
-from ackstate.analysis.trace.parquet import write_trace
+from ackstate.analysis.trace.check import Wrong, check_events, trace_hash
+from ackstate.analysis.trace.events import SEVERAL, Event, EventKind, TraceError
+from ackstate.analysis.trace.parquet import write_manifest, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from trace_files import read_rows, write_rows
 

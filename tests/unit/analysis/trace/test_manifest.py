@@ -10,10 +10,9 @@ import pytest
 
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.chunk_rows import SEVERAL_FILES_SCHEMA
+from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.manifest import MANIFEST, write_manifest
-from ackstate.analysis.trace.parquet import check_trace, new_trace, write_trace
+from ackstate.analysis.trace.parquet import MANIFEST, check_trace, new_trace, write_manifest, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import UnsupportedVersionError
 from trace_files import read_rows, write_rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.trace.packed_numbers import pack, unpack
+from ackstate.analysis.trace.chunks import pack, unpack
 
 NUMBERS = st.one_of(
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30),

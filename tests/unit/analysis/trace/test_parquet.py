@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.chunk_rows import TRACE_SCHEMA
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
 from trace_files import read_back, read_rows

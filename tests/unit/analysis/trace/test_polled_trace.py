@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalEngine
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.chunk_rows import POLLED_SCHEMA, TRACE_SCHEMA, ChunkRow, table_of
-from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind, PolledEvent, TraceError
-from ackstate.analysis.trace.manifest import FILES_KEY, ONLY, write_manifest
-from ackstate.analysis.trace.parquet import check_trace, write_trace
+from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, ChunkRow, PolledEvents, table_of
+from ackstate.analysis.trace.events import FILES_KEY, ONLY, VERSION_KEY, Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.parquet import check_trace, write_manifest, write_trace
 from ackstate.analysis.trace.recorder import (
     Frame,
     Recorder,
@@ -25,7 +24,6 @@ from ackstate.analysis.trace.recorder import (
     torn_bytes,
 )
 from ackstate.analysis.trace.recording import Recording
-from ackstate.analysis.trace.rows import PolledEvents
 from command_line import assert_one_line, run
 from trace_files import write_acks
 
@@ -52,7 +50,7 @@ def write_polled(path, events=EVENTS):
 
 def events_read(trace):
     """Return the events of a trace of one subscription, by a recording written from its rows."""
-    from ackstate.analysis.trace.chunk_rows import events_of
+    from ackstate.analysis.trace.chunks import events_of
 
     (batch,) = pq.read_table(trace).to_batches()
     names = PolledEvent._fields
@@ -241,4 +239,4 @@ def test_the_columns_are_those_of_exact_traces_and_one_more():
 def test_without_an_event_of_a_subscription_there_is_no_estimate(tmp_path):
     path = tmp_path / "trace"
     write_trace([Frame(TOPIC, "", [PolledEvent(T0, EventKind.PUBLISH, 3, 0, 9, until_ms=T0)])], path)
-    assert estimates(LocalEngine().trace(path), [None]).collect() == []
+    assert estimates(LocalSource.of(path), [None]).collect() == []

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.trace_source import LocalSource
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy

@@ -17,7 +17,7 @@ from ackstate.analysis.estimate.parts import (
     put_together,
     whole_sums,
 )
-from ackstate.analysis.replay.curve_sum import weight_of
+from ackstate.analysis.replay.curves import weight_of
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert

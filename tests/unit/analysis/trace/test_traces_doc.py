@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis import cli
-from ackstate.analysis.trace.bad_rows import Wrong
-from ackstate.analysis.trace.check import check_events
+from ackstate.analysis.trace.check import Wrong, check_events
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS, ROW_SCHEMA
 from trace_files import read_back
@@ -56,6 +55,6 @@ def test_the_schema_asks_for_what_the_checks_ask_for():
 
 def test_everything_that_can_be_wrong_is_in_the_text():
     bad_rows = " ".join(TEXT[TEXT.index("## Bad rows") : TEXT.index("## The trace itself")].replace("`", "").split())
-    said = {wrong.value for wrong in Wrong} - {Wrong.WRONG_BOUNDS.value, Wrong.NOT_IN_THE_LOG.value}
+    said = {wrong.value for wrong in Wrong} - {Wrong.WRONG_BOUNDS.value}
     for words in said:
         assert words.removeprefix("something is ").removesuffix(" before it") in bad_rows, words

@@ -1,6 +1,6 @@
-"""Writes a policy as settings of a Pulsar 4.2 broker: lines of ``broker.conf`` and commands of ``pulsar-admin``.
+"""Settings of a policy in words, and as those of a Pulsar 4.2 broker: ``broker.conf`` and ``pulsar-admin``.
 
-Source: Pulsar's ``ServiceConfiguration``. None of the settings of a cursor's persists is dynamic there
+Source: `ServiceConfiguration` of Pulsar. None of the settings of the persists of a cursor is dynamic there
 (``@FieldContext(dynamic = true)``), so ``pulsar-admin brokers update-dynamic-config`` refuses them. The rate of writes
 is also a policy of a namespace, which takes effect at once.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate import pulsar_conf
+from ackstate.analysis.replay.policy import DEFAULT
 from ackstate.cursor.formats import Format
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule
@@ -19,23 +20,95 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.policy import Policy
 
+
 _SECOND_MS = 1_000
+
+
+def policy_text(policy: Policy, varied: Iterable[str] = ()) -> str:
+    """Return a policy in words: the settings that differ from the default, and some others."""
+    # The flush interval is shown even if it is the default: every policy has one.
+    shown = {"flush_interval_ms", *varied, *policy.to_mapping()}
+    return ", ".join(setting_text(key, text) for key, text in policy.texts.items() if key in shown)
+
+
+def varied_settings(policies: Iterable[Policy]) -> list[str]:
+    """Return the settings in which some policies differ, in the order of `KEYS`."""
+    texts = [each.texts for each in policies]
+    return [key for key in DEFAULT.texts if len({each[key] for each in texts}) > 1]
+
+
+def change_text(key: str, new: str, old: str) -> str:
+    """Return the change of a setting in words: ``flush every 5 s instead of 60 s``."""
+    said_new, said_old = setting_text(key, new), setting_text(key, old)
+    # "flush every 5 s instead of 60 s": a common prefix is shown once.
+    shared = 0
+    for one, other in zip(said_new.split(), said_old.split(), strict=False):
+        if one != other:
+            break
+        shared += 1
+    return f"{said_new} instead of {' '.join(said_old.split()[shared:]) or said_old}"
+
+
+def setting_text(key: str, text: str) -> str:
+    """Return a setting in words."""
+    return _WORDS[key](text) if key in _WORDS else f"{key} {text}"
+
+
+def _seconds(text: str) -> str:
+    return f"{int(text) / _SECOND_MS:g} s"
+
+
+def _number(text: str) -> str:
+    return f"{int(text):,}"
+
+
+def _rate(text: str) -> str:
+    if text == "0":
+        return "persist at the flush interval only"
+    return f"persist at an ack up to {'once' if text == '1' else f'{text} times'} a second"
+
+
+def _blocking(text: str) -> str:
+    return "never stop dispatch" if text == "0" else f"stop dispatch at {_number(text)} bytes not yet durable"
+
+
+_RULES = {
+    "EXACT": "the limit says",
+    "PULSAR_4_2": "Pulsar 4.2",
+    "PULSAR_5_0_M1": "Pulsar 5.0.0-M1",
+    "PULSAR_5_0": "Pulsar 5.0",
+}
+_WORDS: dict[str, Callable[[str], str]] = {
+    "flush_interval_ms": lambda text: f"flush every {_seconds(text)}",
+    "mark_delete_rate_limit": _rate,
+    "range_count_max": lambda text: f"persist {'any number of' if text == 'none' else _number(text)} ranges",
+    "keep": lambda text: f"keep the {text.lower()} ranges first",
+    "become_old_ack_record_seconds": lambda text: f"hold acks back for {text} s",
+    "max_unpersisted_ack_record_bytes": _blocking,
+    "format": lambda text: "write Pulsar's format" if text == "PULSAR" else "write the native format",
+    "range_limit_rule": lambda text: f"count ranges as {_RULES.get(text, text)}",
+    "timing": lambda text: "write when Pulsar does" if text == "PULSAR" else "write at ticks of its own",
+    "flush_phase_ms": lambda text: f"flush {_seconds(text)} after each multiple of that",
+    "ledger_creation_ms": lambda text: f"wait {_seconds(text)} for the first ledger",
+    "tick_ms": lambda text: f"check each cursor every {_seconds(text)}",
+    "ledger_writable": lambda text: "with ledgers that can be written" if text == "true" else "with no ledger written",
+    "ledger_rollover_ms": lambda text: f"roll ledgers over {'never' if text == '0' else f'after {_seconds(text)}'}",
+    "compaction_bytes_min": lambda text: f"compact journals of at least {_number(text)} bytes",
+    "ledger_entry_count_max": lambda text: f"end ledgers at {_number(text)} entries",
+    "metadata_bytes_max": lambda text: f"give the metadata store up to {_number(text)} bytes",
+}
+
+
 # The default of Pulsar 4.2.
 _RANGES = 10_000
 
 
 class BrokerSetting(NamedTuple):
-    """A setting of ``broker.conf``.
+    """A setting of ``broker.conf``."""
 
-    Attributes:
-        key: Its name.
-        value: Its value.
-        is_dynamic: Whether a running broker accepts it.
-    """
-
-    key: str
-    value: str
-    is_dynamic: bool
+    key: str  # Its name
+    value: str  # Its value
+    is_dynamic: bool  # Whether a running broker accepts it
 
     @property
     def line(self) -> str:
@@ -93,7 +166,7 @@ DYNAMIC_KEYS = frozenset({PAUSE_KEY})
 """The dynamic settings of Pulsar 4.2 among those that concern redelivery after a crash."""
 
 
-def _seconds(milliseconds: int) -> str:
+def _whole_seconds(milliseconds: int) -> str:
     return str(milliseconds // _SECOND_MS)
 
 
@@ -103,7 +176,7 @@ def _ranges(policy: Policy) -> str:
 
 
 _BROKER_KEYS: dict[str, tuple[str, Callable[[Policy], str]]] = {
-    "flush_interval_ms": (pulsar_conf.FLUSH_SECONDS, lambda policy: _seconds(policy.cursor.flush_interval_ms)),
+    "flush_interval_ms": (pulsar_conf.FLUSH_SECONDS, lambda policy: _whole_seconds(policy.cursor.flush_interval_ms)),
     "mark_delete_rate_limit": (
         pulsar_conf.MARK_DELETE_RATE, lambda policy: f"{policy.cursor.mark_delete_rate_limit:g}"
     ),
@@ -113,7 +186,9 @@ _BROKER_KEYS: dict[str, tuple[str, Callable[[Policy], str]]] = {
         pulsar_conf.METADATA_RANGES, lambda policy: str(policy.cursor.closing_range_count_max)
     ),
     "ledger_entry_count_max": (pulsar_conf.LEDGER_ENTRIES, lambda policy: str(policy.cursor.ledger_entry_count_max)),
-    "ledger_rollover_ms": (pulsar_conf.ROLLOVER_SECONDS, lambda policy: _seconds(policy.cursor.ledger_rollover_ms)),
+    "ledger_rollover_ms": (
+        pulsar_conf.ROLLOVER_SECONDS, lambda policy: _whole_seconds(policy.cursor.ledger_rollover_ms)
+    ),
     "range_form": (
         pulsar_conf.AS_WORDS, lambda policy: str(policy.cursor.range_form.name == "WORDS").lower()
     ),

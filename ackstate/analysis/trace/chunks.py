@@ -1,37 +1,113 @@
-"""Encodes a chunk of events as a row of a Parquet trace, packed into bytes.
+"""Events as arrays, and chunks of them as rows of a Parquet trace, packed into bytes.
 
 Spark splits lists into values and rebuilds them on the way to a Python worker, which takes several times as long as a
-replay. It copies bytes.
+replay. It copies bytes. Packed numbers are as narrow as the widest one requires:
+
+==========  =====================  ==================================================================================
+size        type                   meaning
+==========  =====================  ==================================================================================
+1           u8                     width of the numbers: 0, 1, 2, 4 or 8; plus 16 if it has steps
+8           i64                    only with steps: the first number
+8           i64                    the least of all numbers, or of all steps
+width each  unsigned               each number, or each step from one number to the next, minus the least
+==========  =====================  ==================================================================================
+
+All is little-endian, and sums are taken modulo 2^64. The count of numbers is stored elsewhere; with steps there is
+one number more than there are steps.
 """
 
 from __future__ import annotations
 
+import struct
+from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.events import (
+    DROPPED_KEY,
     EVENT_COLUMNS,
+    FILES_KEY,
     INTERVAL_VERSION,
+    ONLY,
+    POLLED_UNTIL_KEY,
     SCALAR_COLUMNS,
+    SEVERAL,
     TRACE_VERSION,
     VERSION_KEY,
     EventKind,
     TraceError,
 )
-from ackstate.analysis.trace.manifest import FILES_KEY, SEVERAL
-from ackstate.analysis.trace.packed_numbers import pack, unpack
+from ackstate.entry_bitmap import bitmap_of_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
+    from pyroaring import BitMap
 
-    from ackstate.analysis.trace.packed_numbers import Int64s
-    from ackstate.analysis.trace.rows import Events, PolledEvents
+    from ackstate.analysis.location import Location
 
+
+Int64s = npt.NDArray[np.int64]
+
+_STEPS = 16
+_WIDTHS = (0, 1, 2, 4, 8)
+_NUMBER = struct.Struct("<q")
+
+
+def pack(numbers: Int64s, *, has_steps: bool | None = None) -> bytes:
+    """Return numbers as bytes."""
+    numbers = numbers.astype(np.int64, copy=False)
+    if len(numbers) < 2:
+        return _packed(0, numbers)
+    steps = np.diff(numbers)
+    if has_steps or (has_steps is None and _width(steps) < _width(numbers)):
+        return _packed(_STEPS, steps, _NUMBER.pack(int(numbers[0])))
+    return _packed(0, numbers)
+
+
+def unpack(data: memoryview, count: int, at: int = 0, out: Int64s | None = None) -> tuple[Int64s, int]:
+    """Return `count` numbers that start at a byte, and the byte after them."""
+    if at >= len(data):
+        raise ValueError("no packed numbers")
+    form = data[at]
+    has_steps, width = bool(form & _STEPS), form & ~_STEPS
+    if width not in _WIDTHS:
+        raise ValueError(f"the form of packed numbers must be known, got {form}")
+    begin = at + 1 + _NUMBER.size * (1 + has_steps)
+    left = max(count - has_steps, 0)
+    end = begin + width * left
+    if end > len(data):
+        raise ValueError(f"packed numbers are cut short, {len(data) - at} bytes of {end - at}")
+    (least,) = _NUMBER.unpack_from(data, begin - _NUMBER.size)
+    numbers = np.empty(count, np.int64) if out is None else out
+    above = numbers[int(has_steps) :]
+    above[:] = np.frombuffer(data, f"<u{width}", left, begin) if width else 0
+    above += least
+    if has_steps:
+        numbers[:1] = _NUMBER.unpack_from(data, at + 1)
+        np.cumsum(numbers, out=numbers)
+    return numbers, end
+
+
+def _packed(form: int, numbers: Int64s, first: bytes = b"") -> bytes:
+    width = _width(numbers)
+    least = int(numbers.min()) if len(numbers) else 0
+    above = (numbers - least).view(np.uint64).astype(f"<u{width}").tobytes() if width else b""
+    return b"".join((bytes((form + width,)), first, _NUMBER.pack(least), above))
+
+
+def _width(numbers: Int64s) -> int:
+    """Return the bytes needed for the distance from the least to the highest number."""
+    span = int(numbers.max()) - int(numbers.min()) if len(numbers) else 0
+    return next(width for width in _WIDTHS if span < 1 << 8 * width)
+
+
+Mask = npt.NDArray[np.bool_]
 LEDGERS_TYPE = pa.list_(
     pa.field("element", pa.struct([
         pa.field(name, pa.int64(), nullable=False) for name in ("ledger_id", "entry_count", "published", "acked")
@@ -67,20 +143,52 @@ EVENTS_AT_ONCE = 1 << 20
 """Events that are unpacked at once, unless a single chunk has more."""
 
 
+class Events(NamedTuple):
+    """Events of one subscription, or of a topic, in parallel arrays; columns as in the trace."""
+
+    ts_ms: Int64s
+    kind: Int64s
+    ledger_id: Int64s
+    first_entry: Int64s
+    last_entry: Int64s
+    number: Int64s
+
+    def where(self, chosen: Int64s | Mask | slice) -> Events:
+        """Return the events selected by indexes, a mask or a slice."""
+        return Events(*(column[chosen] for column in self))
+
+
+class PolledEvents(NamedTuple):
+    """Events of one subscription, or of a topic, in a trace of polls; columns as in the trace."""
+
+    ts_ms: Int64s
+    kind: Int64s
+    ledger_id: Int64s
+    first_entry: Int64s
+    last_entry: Int64s
+    number: Int64s
+    until_ms: Int64s
+
+    def exact(self) -> Events:
+        """Return the columns that exact traces have as well."""
+        return Events(*self[:-1])
+
+
+def bitmaps_of(ledger_id: Int64s, first: Int64s, last: Int64s) -> Iterator[tuple[int, BitMap]]:
+    """Yield each ledger with the entries that some runs name, which may be in any order and overlap."""
+    order = np.argsort(first, kind="stable")
+    for each in np.unique(ledger_id).tolist():
+        of_ledger = order[ledger_id[order] == each]
+        yield each, bitmap_of_runs(first[of_ledger], last[of_ledger])
+
+
 class ChunkRow(NamedTuple):
-    """A chunk to write.
+    """A chunk to write."""
 
-    Attributes:
-        key: Its topic and subscription.
-        chunk: Its number in the subscription.
-        first_seq: The `seq` of its first event.
-        events: At least one.
-    """
-
-    key: tuple[str, str]
-    chunk: int
-    first_seq: int
-    events: Events | PolledEvents
+    key: tuple[str, str]  # Its topic and subscription
+    chunk: int  # Its number in the subscription
+    first_seq: int  # The `seq` of its first event
+    events: Events | PolledEvents  # At least one
 
 
 def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
@@ -119,10 +227,7 @@ def _ledgers_of(events: Sequence[Events | PolledEvents]) -> pa.Array:
 
 
 def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.NDArray[np.int64]:
-    """Return the entries that events name, a row for each field of `LEDGERS_TYPE` and a column for each ledger.
-
-    Complexity: O(events), and O(n log n) for n changes of the ledger from one event to the next.
-    """
+    """Return the entries that events name, a row for each field of `LEDGERS_TYPE` and a column for each ledger."""
     begins = np.flatnonzero(np.append(True, ledger_id[1:] != ledger_id[:-1])[: len(ledger_id)])
     begins = begins[ledger_id[begins] >= 0] if len(begins) else begins
     if not len(begins):
@@ -164,11 +269,7 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    """Return the offsets of each row's events, including the end of the last, and columns of all rows' events.
-
-    Raises:
-        TraceError: The columns of a row differ in length, or are empty or damaged.
-    """
+    """Return the offsets of each row's events, including the end of the last, and columns of all rows' events."""
     counts = batch["event_count"].fill_null(0).to_numpy()
     for row in np.flatnonzero(counts < 1)[:1].tolist():
         damaged(batch, row, "it has no events")
@@ -183,11 +284,7 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
 
 
 def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
-    """Check that the ledgers of rows are those that their events name.
-
-    Raises:
-        TraceError: They differ.
-    """
+    """Check that the ledgers of rows are those that their events name."""
     told, columns = ledgers_told(batch)
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         named = named_entries(kind[begin:end], ledger_id[begin:end], last_entry[begin:end])
@@ -196,11 +293,7 @@ def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_i
 
 
 def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
-    """Return the offset of each row's ledgers, and all rows' ledgers as `named_entries` returns them.
-
-    Raises:
-        TraceError: A row lacks them.
-    """
+    """Return the offset of each row's ledgers, and all rows' ledgers as `named_entries` returns them."""
     column = batch["ledgers"]
     for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[:1].tolist():
         damaged(batch, row, "it has no 'ledgers'")
@@ -224,11 +317,7 @@ def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool
 
 
 def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
-    """Raise `TraceError` for a row.
-
-    Raises:
-        TraceError: Always.
-    """
+    """Raise `TraceError` for a row."""
     keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]
     chunk = " of ".join(str(each) for each in keys if each not in {"", None})
     raise TraceError(f"not a trace, damaged chunk {chunk}{what and f': {what}'}")
@@ -247,3 +336,85 @@ def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int)
             damaged(batch, row, f"{name!r}: {error}")
         begin += count
     return joined
+
+
+_EVENTS_PER_ROW_GROUP = 1 << 20
+_CHUNKS_PER_ROW_GROUP = 4_096
+
+
+@final
+class ChunkWriter:
+    """Writes a Parquet file of a trace, or a further one after those that `written` counts. Memory: a row group."""
+
+    def __init__(
+        self,
+        file: Location,
+        *,
+        written: Mapping[tuple[str, str], tuple[int, int]] | None = None,
+        polled_until_ms: int = -1,
+    ) -> None:
+        self.events = 0
+        self.dropped_events = 0  # that the source lacks, because its recorder dropped them; may be set until the end
+        self._notes = {FILES_KEY: ONLY if written is None else SEVERAL}
+        if polled_until_ms >= 0:
+            self._notes[POLLED_UNTIL_KEY] = str(polled_until_ms).encode()
+        self._sink = file.open("wb")
+        self._writer: pq.ParquetWriter | None = None  # opened with the first rows, whose columns it has
+        self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
+        self._rows: list[ChunkRow] = []
+        self._waiting = 0
+
+    @property
+    def written(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The number of chunks and of events of each (topic, subscription) so far, with those of earlier files."""
+        return dict(self._begun)
+
+    def write(self, key: tuple[str, str], events: Events | PolledEvents) -> None:
+        """Write the next chunk of a (topic, subscription); no-op without events."""
+        count = len(events.kind)
+        if not count:
+            return
+        chunk, first_seq = self._begun.get(key, (0, 0))
+        self._begun[key] = chunk + 1, first_seq + count
+        self._rows.append(ChunkRow(key, chunk, first_seq, events))
+        self.events += count
+        self._waiting += count
+        if self._waiting >= _EVENTS_PER_ROW_GROUP or len(self._rows) >= _CHUNKS_PER_ROW_GROUP:
+            self._write_row_group()
+
+    def close(self) -> None:
+        """Write the pending rows and the footer."""
+        with self._sink:
+            if self._rows:
+                self._write_row_group()
+            writer = self._opened(TRACE_SCHEMA)
+            if self.dropped_events:
+                writer.add_key_value_metadata({DROPPED_KEY: str(self.dropped_events).encode()})
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        # After a failure the file is discarded: another error while closing it would hide the first.
+        with suppress(pa.ArrowException, OSError, ValueError):
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(OSError):
+            self._sink.close()
+
+    def _write_row_group(self) -> None:
+        table = table_of(self._rows)
+        writer = self._opened(table.schema)
+        writer.write_table(table.replace_schema_metadata(writer.schema.metadata))
+        self._rows.clear()
+        self._waiting = 0
+
+    def _opened(self, schema: pa.Schema) -> pq.ParquetWriter:
+        if self._writer is None:
+            schema = schema.with_metadata({**schema.metadata, **self._notes})
+            self._writer = pq.ParquetWriter(self._sink, schema, **WRITE_OPTIONS)
+        return self._writer
