@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -84,8 +85,12 @@ def _check_without_header(log: Path, content: bytes, database: Path) -> None:
     with database.open("rb") as file:
         start = file.read(_HEADER_BYTES)
         page_size = int.from_bytes(start[16:18], "big")
-        for pages in _pages_without_header(content, 65536 if page_size == 1 else page_size):
-            for number, page in pages.items():
+        stored = np.frombuffer(content, ">u4", 2, 24).astype(np.uint32)
+        # Each possible reading of the damaged header, and the pages that the newest log would change then.
+        for order, is_stored in product("<>", (True, False)):
+            checksum = stored if is_stored else _header_checksum(content, order)
+            frames = _Frames(content, order, 65536 if page_size == 1 else page_size, checksum)
+            for number, page in frames.committed_pages().items():
                 file.seek((number - 1) * len(page))
                 if file.read(len(page)) != page:
                     raise CorruptStateError(
@@ -94,17 +99,6 @@ def _check_without_header(log: Path, content: bytes, database: Path) -> None:
                         expected="a sound header, since transactions follow that the database lacks",
                         found="one whose checksum is not that of its bytes",
                     )
-
-
-def _pages_without_header(content: bytes, page_size: int) -> Iterator[dict[int, bytes]]:
-    """Yield the pages that the newest log would change, for each possible reading of its damaged header."""
-    stored = np.frombuffer(content, ">u4", 2, 24).astype(np.uint32)
-    for order in "<>":
-        for checksum in (stored, _header_checksum(content, order)):
-            frames = _Frames(content, order, page_size, checksum)
-            if len(frames):
-                end = frames.first_bad(frames.salts[0])
-                yield frames.committed_pages(end)
 
 
 @final
@@ -167,16 +161,12 @@ class _Frames:
             return (size_word + (change if word == 1 else 0)) % 2**32 != 0
         return False
 
-    def committed_pages(self, end: int) -> dict[int, bytes]:
-        """Return the newest bytes of each page that the transactions before a frame have written, by page number."""
-        pages = {}
-        numbers, last = self._headers[:end, 0].tolist(), -1
-        for index in np.flatnonzero(self.sizes[:end]).tolist():
-            last = index
-        for index in range(last + 1):
-            begin = self.offset(index) + _FRAME_HEADER_BYTES
-            pages[numbers[index]] = self.content[begin : begin + self.page_size]
-        return pages
+    def committed_pages(self) -> dict[int, bytes]:
+        """Return the newest bytes of each page that transactions have written, by number, given the first salts."""
+        ends = np.flatnonzero(self.sizes[: self.first_bad(self.salts[0])]) + 1 if len(self) else [0]
+        begins = [self.offset(index) + _FRAME_HEADER_BYTES for index in range(max(ends, default=0))]
+        pages = [self.content[begin : begin + self.page_size] for begin in begins]
+        return dict(zip(self._headers[: len(pages), 0].tolist(), pages, strict=True))
 
     def _is_confirmed(self, index: int) -> bool:
         """Return whether the next frame's checksum confirms this frame's bytes: then only its checksum is damaged."""
@@ -188,7 +178,7 @@ class _Frames:
     def _one_bit_changes(self, index: int) -> Iterator[tuple[int, int]]:
         """Yield the words of a frame, and the change of each, that would repair its checksum by flipping one bit."""
         missing = self._headers[index, 4:6] - self._computed[index]
-        weights = _weights(self._word_count)[0]
+        weights = _weights(2 + self.page_size // 4)[0]
         for power in (*(2**bit for bit in range(32)), *(-(2**bit) % 2**32 for bit in range(32))):
             fits = (weights * np.uint32(power) == missing).all(axis=1)
             for word in np.flatnonzero(fits).tolist():
@@ -202,10 +192,6 @@ class _Frames:
     def _raw(self) -> _Words:
         row = (_FRAME_HEADER_BYTES + self.page_size) // 4
         return np.frombuffer(self.content, np.uint32, len(self) * row, _HEADER_BYTES).reshape(-1, row)
-
-    @property
-    def _word_count(self) -> int:
-        return 2 + self.page_size // 4
 
     def _words(self, first: int, end: int) -> _Words:
         """Return the words of some frames that are in the checksum: the first 8 bytes, and the page."""
