@@ -25,7 +25,7 @@ from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
 from ackstate.errors import CursorClosedError
 from ackstate.ledger_map import LedgerMap
-from ackstate.position import Position, check_position
+from ackstate.position import Position, check_position, positions_of
 from ackstate.stores.base import call_each
 from ackstate.wire.native import check_cursor_properties, check_properties
 
@@ -43,6 +43,9 @@ _ACCEPTED = ReceiptStatus.ACCEPTED  # cached: the lookup of an enum's member is 
 _NO_ENTRIES: Mapping[int, BitMap] = MappingProxyType({})  # of a receipt that need not list them
 _DEFAULTS = CursorConfig()
 _new = tuple.__new__  # makes a named tuple in half the time of its class
+# Bitmap operations take as long as this many single acks.
+_FEW_MAX = 16
+_INTEGERS = {int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,13 +289,21 @@ class ManagedCursor:
     def ack_entries(self, ledger_id: int, entry_ids: Iterable[int], *, now_ms: int) -> Receipt:
         """Ack many entries of one ledger: all of them or, if one is refused, none.
 
-        Complexity: bitmap operations over the entries; a single one as `ack`.
+        Complexity: bitmap operations over the entries; up to 16 one by one.
         """
-        if hasattr(entry_ids, "__len__") and len(entry_ids) == 1:  # type: ignore[arg-type]
-            (entry_id,) = entry_ids.tolist() if hasattr(entry_ids, "tolist") else entry_ids
-            return self.ack(_new(Position, (ledger_id, entry_id)), now_ms=now_ms)
+        few = _few_of(entry_ids)
+        if few is not None and len(few) == 1:
+            return self.ack(_new(Position, (ledger_id, few[0])), now_ms=now_ms)
+        is_plain = not (self._names_entries or self._listeners.of_changes)
+        if few and is_plain and type(ledger_id) is int and {*map(type, few)} == _INTEGERS:
+            with self.lock:
+                state = self._state
+                if not self._persister.closed and 0 <= min(few) <= max(few) < self.ledgers.entry_count(ledger_id):
+                    newly_acked = sum(map(state.ack, positions_of(ledger_id, few)))
+                    receipt = (state.accepted_number, newly_acked, self._opened, _NO_ENTRIES, _ACCEPTED, None)
+                    return _new(Receipt, receipt)
         ledger_id, _ = check_position(Position(ledger_id, 0))
-        return self.ack_bitmaps({ledger_id: bitmap_of(entry_ids)}, now_ms=now_ms)
+        return self.ack_bitmaps({ledger_id: bitmap_of(few or entry_ids)}, now_ms=now_ms)
 
     def ack_bitmaps(self, entries: Mapping[int, BitMap], *, now_ms: int) -> Receipt:
         """Ack entries of many ledgers, all or none; errors as `ManagedCursor.ack_entries`.
@@ -581,6 +592,18 @@ class ManagedCursor:
         with self.lock:
             self._state._check()
             assert self.read_position > self._state.mark_delete
+
+
+def _few_of(entry_ids: Iterable[int]) -> list[int] | None:
+    """Return entry ids, valid or not, as a list; None if they are more than are acked one by one, or of no length."""
+    try:
+        if len(entry_ids) > _FEW_MAX:  # type: ignore[arg-type]
+            return None
+    except TypeError:
+        return None
+    if type(entry_ids) is list:
+        return entry_ids
+    return entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
 
 
 def _named(position: Position) -> Mapping[int, BitMap]:
