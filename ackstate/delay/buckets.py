@@ -13,6 +13,7 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING, final
 
 import numpy as np
+from intervaltree import Interval, IntervalTree
 
 from ackstate.checks import check_count, integer
 from ackstate.delay.bucket_storage import (
@@ -135,26 +136,26 @@ class SealedBuckets:
         self.snapshots = snapshots
         self.damaged: list[DamagedSegment] = []
         self._config = config
-        # All live buckets differ in their first ledgers: each is one that no other bucket covered, or that of its first
-        # source.
-        self._live: list[Bucket] = []
+        # An interval for each live bucket, whose end is the ledger after its last one. All live buckets differ in
+        # their first ledgers: each is one that no other bucket covered, or that of its first source.
+        self._tree = IntervalTree()
         # A heap with the boundary of each live bucket, and stale boundaries of others.
         self._boundaries: list[tuple[Boundary, int, Bucket]] = []
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._tree)
 
     def __iter__(self) -> Iterator[Bucket]:
         """Yield the buckets in order of their ledgers."""
-        return iter(sorted(self._live, key=lambda bucket: bucket.key))
+        return (interval.data for interval in sorted(self._tree, key=lambda interval: interval.begin))
 
     @property
     def memory_bytes(self) -> int:
         return sum(bucket.memory_bytes for bucket in self)
 
     def covers(self, ledger_id: int) -> bool:
-        return any(each.key.first_ledger_id <= ledger_id <= each.key.last_ledger_id for each in self._live)
+        return bool(self._tree.overlaps_point(ledger_id))
 
     def first_boundary(self) -> tuple[Boundary, Bucket] | None:
         """Return the first boundary, before which the bucket's next segment must be loaded, and the bucket."""
@@ -168,7 +169,7 @@ class SealedBuckets:
 
     def adopt(self, bucket: Bucket) -> None:
         """Add a bucket whose current segment the caller holds in memory."""
-        self._live.append(bucket)
+        self._tree.add(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
         self._push(bucket)
 
     def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
@@ -266,7 +267,7 @@ class SealedBuckets:
         """Remove every bucket; the snapshots stay stored."""
         for bucket in self:
             bucket.is_live = False
-        self._live.clear()
+        self._tree.clear()
         self._boundaries.clear()
 
     @property
@@ -294,14 +295,15 @@ class SealedBuckets:
 
     def _remove(self, bucket: Bucket) -> None:
         bucket.is_live = False
-        self._live.remove(bucket)
+        self._tree.remove(Interval(bucket.key.first_ledger_id, bucket.key.last_ledger_id + 1, bucket))
         self._stored.drop(bucket.bucket_id, bucket.key)
 
     def _check(self) -> int:
         """Assert every invariant, and return the number of messages to come."""
         waiting = {id(entry[2]) for entry in self._boundaries if _is_current(entry)}
-        for bucket in self:
+        for begin, end, bucket in self._tree:
             assert bucket.is_live
+            assert (begin, end - 1) == bucket.key
             assert 1 <= bucket.current <= bucket.last
             assert id(bucket) in waiting
         assert len({bucket.key.first_ledger_id for bucket in self}) == len(self) == len(waiting)

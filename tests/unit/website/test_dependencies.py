@@ -61,7 +61,7 @@ def test_the_page_has_the_packages_of_the_lock_file_and_their_licences():
         "numpy": ("core",), "typer": ("cli", "hdfs", "spark"), "pytest": ("development",),
     }  # fmt: skip
     assert {name for name, row in ROWS.items() if row[2] == "core"} == {
-        "google-crc32c", "numpy", "protobuf", "pyroaring",
+        "google-crc32c", "intervaltree", "numpy", "protobuf", "pyroaring", "sortedcontainers",
     }  # fmt: skip
 
 
