@@ -63,6 +63,7 @@ def demo(
     from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.demo.report import render, verdict
+    from ackstate.analysis.spark.source import SparkSource  # noqa: F401 - without the extra nothing is made
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)

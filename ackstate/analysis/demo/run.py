@@ -19,12 +19,9 @@ from urllib.parse import unquote
 from ackstate.analysis.crash import dying
 from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC
 from ackstate.analysis.demo.directory import DemoDirectory
-from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import AS_RECORDED
-from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Recorder, read_recording
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.journal import ROOT
@@ -115,6 +112,8 @@ def run(
     progress("a second process recovers", 0.0)
     recoveries = recover_elsewhere(directory)
     progress("recording to Parquet", 0.0)
+    from ackstate.analysis.trace.parquet import write_trace  # noqa: PLC0415 - a recovery needs no Arrow
+
     write_trace(read_recording(directory.recording), results.trace)
     progress("Spark computes every instant", 0.0)
     return _compare(spark, results.trace, kill=kill, recoveries=recoveries, settings=settings)
@@ -145,6 +144,9 @@ def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
 def _compare(
     spark: SparkSession, trace: Path, *, kill: Kill, recoveries: list[dict[str, Any]], settings: DemoSettings
 ) -> DemoRun:
+    from ackstate.analysis.estimate.estimates import estimates  # noqa: PLC0415 - a recovery needs no Spark
+    from ackstate.analysis.spark.source import SparkSource  # noqa: PLC0415
+
     rows = estimates(SparkSource.of(spark, trace), [AS_RECORDED], is_plotted=True).collect()
     found = {row["subscription"]: row for row in rows if row["scope"] == "subscription"}
     outcomes = [_outcome(recovered, found[recovered["subscription"]]) for recovered in recoveries]

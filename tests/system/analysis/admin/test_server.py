@@ -248,7 +248,7 @@ class TestRefusals:
             for words in (["serve", "--store", str(tmp_path / "store")], ["serve", "--help"])
         )
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr == "ackstate: uvicorn is missing: install ackstate[admin]\n"
+        assert refused.stderr == "ackstate: fastapi is missing: install ackstate[admin]\n"
         assert helped.returncode == 0
         assert "--token-file" in helped.stdout
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 
 from ackstate.analysis import cli
-from ackstate.analysis.cli import console, tables
+from ackstate.analysis.cli import console, demo
 from ackstate.analysis.demo.directory import BrokerDirectory, DemoDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
@@ -66,7 +66,7 @@ def cells(lines):
 
 def show_outcome(found):
     """Show the demo's table, as the demo does in the end."""
-    console.show(tables.outcome_table(found))
+    console.show(demo.outcome_table(found))
 
 
 # --- help
