@@ -11,7 +11,7 @@ import os
 import sqlite3
 import sys
 import tempfile
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice, takewhile
 from pathlib import Path
@@ -20,9 +20,9 @@ from ackstate.analysis.crash.power_cuts import power_cuts_of
 from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.cursor import persist
+from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
-from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_connection import SqliteConnection
 from crash.steps import Step, StepKind
 from crash.system_calls import layer as system_calls
@@ -238,16 +238,11 @@ def pass_a_group_by():
 
     append = persist._append
 
-    def append_together(rounds, outcomes):
-        if len(rounds) == 1:
-            return append(rounds, outcomes)
-        prepared = {persister: each.prepare() for persister, each in rounds}
-        appends = [(ledger_id, [entry]) for ledger_id, entry in prepared.values()]
-        with suppress(StoreError):
-            rounds[0][0].journal.store.ledgers.append_many(appends)
-        for persister, each in rounds:
-            outcomes[persister] = each.commit(persister.journal.appended(*prepared[persister]))
-        return {}
+    def append_together(appends):
+        outcomes = append(appends)
+        if len(outcomes) == 1:
+            return outcomes
+        return [0 if isinstance(each, AckStateError) else each for each in outcomes]
 
     persist._append = append_together
 
