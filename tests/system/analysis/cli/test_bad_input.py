@@ -233,7 +233,7 @@ def test_a_result_on_a_full_disk_is_whole_or_not_there(small_disk, earlier):
 @pytest.mark.root
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["32k", "256k"])
+@pytest.mark.parametrize("size", ["32k", "128k"])
 def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, size):
     out = small_disk(size) / "out"
     assert_one_line(run(capsys, "demo", "--out", out, "--seconds=2"), out, "full")
