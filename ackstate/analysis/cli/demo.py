@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ackstate.analysis.demo.broker import DemoSettings
-    from ackstate.analysis.demo.run import DemoRun, RecoveredCursor
+    from ackstate.analysis.demo.recovery import RecoveredCursor
+    from ackstate.analysis.demo.run import DemoRun
 
 
 def demo(
@@ -63,7 +64,6 @@ def demo(
     from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.demo.report import render, verdict
-    from ackstate.analysis.spark.source import SparkSource  # noqa: F401 - without the extra nothing is made
 
     results = DemoDirectory(out)
     lives_ms = (seconds.ms // 3, seconds.ms)
@@ -213,10 +213,9 @@ def broker(
 
 
 def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
-    from ackstate.analysis.demo.broker import DemoBroker, run
+    from ackstate.analysis.demo.broker import READY, DemoBroker, run
     from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.run import READY
-    from ackstate.analysis.demo.run import recover as recover_all
+    from ackstate.analysis.demo.recovery import recover as recover_all
     from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)
@@ -243,7 +242,7 @@ def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> Non
     a second recovery reports no more of them.
     """
     from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.run import recover as recover_all
+    from ackstate.analysis.demo.recovery import recover as recover_all
     from ackstate.analysis.trace.recorder import Recorder
 
     place = BrokerDirectory(directory)

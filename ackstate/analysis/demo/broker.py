@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ackstate.stores.base import Store
 
 TOPIC = "persistent://public/default/orders"
+READY = "ready"
+"""What a broker prints before its first step."""
 _PUBLISH_BATCH_MAX = 64
 _STUCK_SHARE = 0.01
 _DELAY_TICK_MS = 10

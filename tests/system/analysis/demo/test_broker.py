@@ -13,7 +13,7 @@ import pytest
 
 from ackstate import CursorFencedError, ManagedCursor, MemoryStore, SqliteStore
 from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings
-from ackstate.analysis.demo.run import recover
+from ackstate.analysis.demo.recovery import recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import Recorder, read_recording
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
