@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
-_NAMED = ("kind", "ledger_id", "last_entry")
 _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1, of a trace of polls -2
 _PLAIN_FORM, _POLLED_FORM = -1, -2
 _NOTHING = np.zeros(1, np.int64)
@@ -174,7 +173,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Ite
     for batch in chain.from_iterable(map(pieces, batches)):
         is_polled = has_intervals(batch.schema)
         starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
-        check_ledgers(batch, starts, *(columns[EventChunk._fields.index(name)] for name in _NAMED))
+        check_ledgers(batch, starts, EventChunk._fields, columns)
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
         subscriptions = batch["subscription"].to_pylist()

@@ -266,7 +266,6 @@ _KINDS = {False: np.array(sorted(set(EventKind) - POLLED_ONLY)), True: np.array(
 """The kinds that a trace may have, by whether it is one of polls."""
 _NAMING = np.array(sorted(NAMES_ENTRIES))
 _EVENTS = tuple(EVENT_COLUMNS)
-_LEDGERS = ("kind", "ledger_id", "last_entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +451,7 @@ def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[CheckedChunk]:
             for row, (topic, subscription, number, first_seq, *times) in enumerate(zip(*rows, strict=True)):
                 events = Events(*(column[bounds[row] : bounds[row + 1]] for column in columns))
                 yield CheckedChunk((topic, subscription), number, first_seq, (times[0], times[1]), events, is_polled)
-            check_ledgers(piece, offsets, *(columns[_EVENTS.index(name)] for name in _LEDGERS))
+            check_ledgers(piece, offsets, _EVENTS, columns)
     except TraceError as error:
         raise TraceError(f"{file}: {error}") from None
 

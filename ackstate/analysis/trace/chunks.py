@@ -283,12 +283,13 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
     return offsets, [columns[name] for name in names]
 
 
-def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> None:
-    """Check that the ledgers of rows are those that their events name."""
-    told, columns = ledgers_told(batch)
+def check_ledgers(batch: pa.RecordBatch, offsets: Int64s, names: Sequence[str], columns: Sequence[Int64s]) -> None:
+    """Check that the ledgers of rows are those that their events name; `names` and `columns` as in `events_of`."""
+    kind, ledger_id, last_entry = (columns[names.index(name)] for name in ("kind", "ledger_id", "last_entry"))
+    starts, told = ledgers_told(batch)
     for row, (begin, end) in enumerate(pairwise(offsets.tolist())):
         named = named_entries(kind[begin:end], ledger_id[begin:end], last_entry[begin:end])
-        if not np.array_equal(named, columns[:, told[row] : told[row + 1]]):
+        if not np.array_equal(named, told[:, starts[row] : starts[row + 1]]):
             damaged(batch, row, "'ledgers' are not those of its events")
 
 
