@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from pyroaring import BitMap
 
-    from ackstate.analysis.workloads.delayed_messages import LedgerOfMessages
     from ackstate.delay import SubscriptionDelayView
+    from benchmarks.delayed_messages import LedgerOfMessages
 
 
 @final
