@@ -14,6 +14,7 @@ import random
 import resource
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,13 +26,19 @@ KEYS = 1_000
 
 
 def run(root, subscription_type, ack_by, total):
-    names = ("cursor", "limits", "cursor.subscription")
-    cursor_package, limits, subscription_module = (import_module(f"{root}{name}") for name in names)
+    def of(name):
+        """Return a class from the module that has it in this release or an earlier one."""
+        for module in ("message", "stores", "limits", "dispatch", "topic.log", "cursor.subscription", "cursor"):
+            with suppress(ImportError, AttributeError):
+                return getattr(import_module(f"{root}{module}"), name)
+        raise LookupError(name)
+
     draw = random.Random(1)
     is_keyed = subscription_type == "Key_Shared"
+    message = of("Message")
     batches = [
         [
-            cursor_package.Message(
+            message(
                 payload=bytes(100),
                 key=b"k%d" % draw.randrange(KEYS) if is_keyed else None,
                 publish_time_ms=1,
@@ -44,12 +51,12 @@ def run(root, subscription_type, ack_by, total):
     took = dict.fromkeys(("publish", "dispatch", "ack", "persist"), 0.0)
     clock = time.process_time
     with TemporaryDirectory() as directory:
-        store = cursor_package.SqliteStore(Path(directory) / "store")
-        log = cursor_package.MessageLog.open(store, topic="t")
-        cursor = cursor_package.ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
-        subscription = subscription_module.Subscription(
-            log, cursor, gate=limits.DispatchGate(limits.GateLimits()),
-            kind=subscription_module.SubscriptionType(subscription_type),
+        store = of("SqliteStore")(Path(directory) / "store")
+        log = of("MessageLog").open(store, topic="t")
+        cursor = of("ManagedCursor").open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+        subscription = of("Subscription")(
+            log, cursor, gate=of("DispatchGate")(of("GateLimits")()),
+            kind=of("SubscriptionType")(subscription_type),
         )  # fmt: skip
         held = {consumer: [] for consumer in CONSUMERS}
         for consumer in CONSUMERS:
