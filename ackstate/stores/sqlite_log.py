@@ -7,7 +7,7 @@ its own transaction and the end of a later one. No log shows whether a damaged l
 last two, if the frame that ended the first of them is gone altogether.
 
 Of 400 logs of 100 commits with one flipped bit, SQLite lost 51 commits of each on average, and `PRAGMA integrity_check`
-found nothing. This refuses 394 of them; the other 6 lost only the last commit (`benchmarks.bench_sqlite_log`).
+found nothing. This refuses 394 of them; the other 6 lost only the last commit.
 
 Each frame's checksum is a linear function of its bytes and of the previous checksum, so the frames after a damaged one
 can be checked on their own. A single flipped bit can be located; then the frame shows whether it ends a transaction.

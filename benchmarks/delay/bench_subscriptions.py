@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker, TopicDelayIndex
 from benchmarks.delay.bench_bucketed import CONFIG, storage
-from benchmarks.delay.footprint import Ruler, growth, in_new_process
-from benchmarks.delay.pip448 import TopicDelayManager
+from benchmarks.delay.footprint import growth, in_new_process
 from benchmarks.delayed_messages import TICK_MS, mixed_delays
 from benchmarks.measurement import Against, BenchmarkReport
 
@@ -24,20 +23,17 @@ if TYPE_CHECKING:
 ABOUT = (
     "Growth of a process of its own. Messages fall due within an hour, any time as likely as another, tick 1 s, in "
     "ledgers of 50 thousand. A tracker for each subscription is filled one by one. A shared index is filled so by the "
-    "first subscription; the others have passed the same messages. Resident: pages; for shared indexes, those of ten "
-    "topics at once. Traced: `tracemalloc` and, since bitmaps lie outside of it, their containers and structures; it "
-    "would take most of an hour for more than ten trackers. Bucketed: the first of the two ledgers is sealed, on disk. "
+    "first subscription; the others have passed the same messages. Bytes of pages; for shared indexes, those of four "
+    "topics at once. Bucketed: the first of the two ledgers is sealed, on disk. "
     "Pulsar: heap of 4.2.4 and 5.0.1 with a tracker for each of 1,000 subscriptions, 7.4 to 7.8 GB; it is exactly "
     "linear."
 )
 MESSAGES = 100_000
 SUBSCRIPTIONS = (1, 10, 100, 1_000)
-TRACED_MAX = 10
 TOPICS = 4
 PER_SUBSCRIPTION = "tracker a subscription"
 SHARED = "shared index"
 BUCKETED = "shared index, bucketed"
-PROPOSED = "PIP-448"
 PULSAR_BYTES = 7.4e9, 7.8e9
 
 
@@ -75,68 +71,47 @@ def _views_of(index: TopicDelayIndex | BucketedDelayIndex, messages: Messages, c
     return views
 
 
-def proposed(messages: Messages, count: int, _stores: ExitStack) -> object:
-    manager = TopicDelayManager(tick_time_ms=TICK_MS, is_deliver_at_time_strict=True)
-    views = [manager.open_view(f"subscription-{number}") for number in range(count)]
-    fill(views[0], messages)
-    return views
-
-
 DESIGNS: dict[str, Callable[[Messages, int, ExitStack], object]] = {
     PER_SUBSCRIPTION: per_subscription,
     SHARED: shared,
     BUCKETED: bucketed,
-    PROPOSED: proposed,
 }
 
 
-def grown(design: str, count: int, ruler: Ruler, *, messages: int = MESSAGES) -> float:
+def grown(design: str, count: int) -> float:
     """Return the growth of this process in bytes for a topic with subscriptions that all have the same messages."""
-    made = [message for ledger in mixed_delays(messages) for message in ledger.one_by_one()]
-    copies = TOPICS if ruler is Ruler.RESIDENT and design != PER_SUBSCRIPTION else 1
+    made = [message for ledger in mixed_delays(MESSAGES) for message in ledger.one_by_one()]
+    copies = 1 if design == PER_SUBSCRIPTION else TOPICS
     with ExitStack() as stores:
         # A warm-up: the allocations of the first use do not belong to the messages.
         DESIGNS[design](made[:100], 1, stores)
-        return growth(lambda: [DESIGNS[design](made, count, stores) for _ in range(copies)], ruler) / copies
+        return growth(lambda: [DESIGNS[design](made, count, stores) for _ in range(copies)]) / copies
 
 
-def row(count: int, design: str, ruler: Ruler) -> str:
-    """Name a figure."""
-    return f"{design}, {count:,} subscription{'s' if count > 1 else ''}: {ruler.value}"
-
-
-def measure(report: BenchmarkReport, counts: Sequence[int] = SUBSCRIPTIONS) -> None:
+def measure(report: BenchmarkReport) -> None:
     """Report the memory of each design, and how the shared ones compare."""
-    module = "benchmarks.delay.bench_subscriptions"
-    for ruler in Ruler:
-        taken = {
-            (design, count): in_new_process(module, design, count, ruler.value)[0]
-            for design in DESIGNS
-            for count in counts
-            if (design, ruler) != (PER_SUBSCRIPTION, Ruler.TRACED) or count <= TRACED_MAX
-        }
-        for (design, count), number in taken.items():
-            trackers = taken.get((PER_SUBSCRIPTION, count)) if design != PER_SUBSCRIPTION else None
-            against = Against("trackers", trackers / 1e6) if trackers else None
-            report.count(row(count, design, ruler), "MB", number / 1e6, against)
-        _report_goals(report, ruler, taken)
-
-
-def _report_goals(report: BenchmarkReport, ruler: Ruler, taken: dict[tuple[str, int], float]) -> None:
+    taken = {
+        (design, count): in_new_process("benchmarks.delay.bench_subscriptions", design, count)[0]
+        for design in DESIGNS
+        for count in SUBSCRIPTIONS
+    }
+    for (design, count), number in taken.items():
+        against = Against("trackers", taken[PER_SUBSCRIPTION, count] / 1e6) if design != PER_SUBSCRIPTION else None
+        report.count(f"{design}, {count:,} subscription{'s' if count > 1 else ''}", "MB", number / 1e6, against)
     one, most = min(SUBSCRIPTIONS), max(SUBSCRIPTIONS)
     for design in (SHARED, BUCKETED):
-        times = taken[design, most] / taken[design, one]
         # Not asserted of the bucketed one, which has so little in memory that a thousand views weigh as much.
         against = Against("limit" if design == SHARED else "goal", 1.5)
-        report.count(f"{design}: {most:,} subscriptions by one, {ruler.value}", "times", times, against)
-        if ruler is Ruler.RESIDENT:
-            times = taken[PER_SUBSCRIPTION, most] / taken[design, most]
-            report.count(f"{most:,} trackers by one {design}", "times", times, Against("at least", 500))
+        report.count(
+            f"{design}: {most:,} subscriptions by one", "times", taken[design, most] / taken[design, one], against
+        )
+        times = taken[PER_SUBSCRIPTION, most] / taken[design, most]
+        report.count(f"{most:,} trackers by one {design}", "times", times, Against("at least", 500))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        print(grown(sys.argv[1], int(sys.argv[2]), Ruler(sys.argv[3])))
+    if len(sys.argv) == 3:
+        print(grown(sys.argv[1], int(sys.argv[2])))
     else:
         report = BenchmarkReport("delay_subscriptions", ABOUT)
         measure(report)

@@ -1,9 +1,4 @@
-"""The memory of an object, measured in a separate process in two ways.
-
-*Resident* is the growth of the process in bytes of pages. *Traced* is the memory from Python (`tracemalloc`) and that
-of its bitmaps, which are allocated outside Python: the bytes of each container by `BitMap.get_statistics`, and the
-structures of CRoaring around them. Resident includes the waste of the C library, traced does not.
-"""
+"""The memory of an object: by the pages of a process of its own, or by what Python and CRoaring say."""
 
 from __future__ import annotations
 
@@ -12,8 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-import tracemalloc
-from enum import Enum
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
@@ -21,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 # Of CRoaring, 64 bits: `roaring_bitmap_t`; and of each container its own structure, pointer, key and type.
 _BITMAP_BYTES = 40
@@ -31,43 +24,23 @@ _BITMAP_OBJECT_BYTES = object.__sizeof__(BitMap())
 _NOT_OWNED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
-class Ruler(Enum):
-    """The kind of measurement."""
-
-    RESIDENT = "resident"
-    TRACED = "traced"
-
-
-def growth(build: Callable[[], object], ruler: Ruler) -> int:
-    """Return the bytes of the object that `build` returns; only once per process, because freed memory is reused."""
-    if ruler is Ruler.RESIDENT:
-        before = _resident_bytes()
-        built = build()
-        grown = _resident_bytes() - before
-        assert built is not None  # It lives until here.
-        return grown
-    gc.collect()
-    tracemalloc.start()
+def growth(build: Callable[[], object]) -> int:
+    """Return the growth in bytes of pages by what `build` returns; only once per process: freed memory is reused."""
+    before = _resident_bytes()
     built = build()
-    gc.collect()
-    grown, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return grown + sum(map(bitmap_bytes, bitmaps_of(built)))
+    grown = _resident_bytes() - before
+    assert built is not None  # It lives until here.
+    return grown
 
 
-def owned_bytes(roots: Iterable[object], *, outside: tuple[type, ...] = ()) -> int:
-    """Return the bytes of objects with everything that they own, according to Python and CRoaring, in this process.
-
-    Args:
-        roots: The things.
-        outside: Types of objects that they reference and do not own.
-    """
+def owned_bytes(roots: Iterable[object]) -> int:
+    """Return the bytes of objects with everything that they own, according to Python and CRoaring, in this process."""
     seen: set[int] = set()
     to_visit = list(roots)
     total = 0
     while to_visit:
         each = to_visit.pop()
-        if isinstance(each, (*_NOT_OWNED, *outside)) or id(each) in seen:
+        if isinstance(each, _NOT_OWNED) or id(each) in seen:
             continue
         seen.add(id(each))
         total += _BITMAP_OBJECT_BYTES + bitmap_bytes(each) if isinstance(each, BitMap) else sys.getsizeof(each)
@@ -80,24 +53,6 @@ def bitmap_bytes(bitmap: BitMap) -> int:
     sizes = bitmap.get_statistics()
     contents = sum(sizes[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset"))
     return _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"] + contents
-
-
-def bitmaps_of(root: object) -> Iterator[BitMap]:
-    """Yield the bitmaps that a thing owns, each of which is owned once."""
-    seen = {id(root)}
-    to_visit = [root]
-    while to_visit:
-        for each in gc.get_referents(to_visit.pop()):
-            if isinstance(each, BitMap):
-                yield each
-            elif _may_own(each) and id(each) not in seen:
-                seen.add(id(each))
-                to_visit.append(each)
-
-
-def _may_own(thing: object) -> bool:
-    # A dict of bitmaps is not tracked, since a bitmap refers to nothing.
-    return (gc.is_tracked(thing) or isinstance(thing, dict)) and not isinstance(thing, _NOT_OWNED)
 
 
 def in_new_process(module: str, *arguments: object) -> list[float]:

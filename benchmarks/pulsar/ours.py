@@ -15,7 +15,7 @@ from ackstate import DeletedRanges, LedgerMap, ManagedCursor, MemoryStore, Posit
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage, TopicDelayIndex
 from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
 from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
-from benchmarks.delay.footprint import Ruler, in_new_process, owned_bytes
+from benchmarks.delay.footprint import in_new_process, owned_bytes
 from benchmarks.delay.nothing_acked import NothingAcked
 from benchmarks.delayed_messages import TICK_MS
 from benchmarks.pulsar.tasks import COUNTS, LEDGER_WEIGHT
@@ -169,7 +169,7 @@ class Ours:
     def _weigh_delays(self, *, file: str, subscriptions: int, trackers: int) -> Answer:  # noqa: ARG002 - Pulsar's option
         # The process that is weighed makes the same messages itself, as many as the file has.
         assert len(read(file, 3)) == MESSAGES
-        (grown,) = in_new_process("benchmarks.delay.bench_subscriptions", SHARED, subscriptions, Ruler.RESIDENT.value)
+        (grown,) = in_new_process("benchmarks.delay.bench_subscriptions", SHARED, subscriptions)
         return {"bytes": int(grown), "held": MESSAGES}
 
 
