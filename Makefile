@@ -26,10 +26,9 @@ help: ## list the targets
 setup: ## make or refresh .venv, and find or install Java
 	@bash .ci/setup
 
-lock: setup ## upgrade the locked Python packages, all or NAMES='a b', and list their licences in docs/licences.md
+lock: setup ## upgrade the locked Python packages, all or NAMES='a b'
 	bash .ci/lock $(NAMES)
 	@bash .ci/setup
-	.venv/bin/python -m website.dependencies docs/licences.md
 
 demo: setup ## kill a broker, then the example broker under Pulsar's own clients; ARGS='...' passes options of ackstate demo
 	@$(JAVA) .venv/bin/ackstate demo $(ARGS)
@@ -123,7 +122,8 @@ dist: setup ## the wheel, the source distribution and a bill of materials into d
 	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
 		.venv/bin/python -m build --no-isolation --outdir dist && \
 		.venv/bin/python -m twine check --strict dist/* && \
-		.venv/bin/python -m website.dependencies dist/ackstate.cdx.json
+		.venv/bin/cyclonedx-py requirements .ci/requirements.txt --pyproject pyproject.toml --mc-type library \
+			--output-reproducible --outfile dist/ackstate.cdx.json
 
 # ACKSTATE_SOURCE_URL, if set, is where the site's links to source files lead: https://HOST/OWNER/NAME/blob/main.
 # Not --quiet: then MkDocs would not count warnings.

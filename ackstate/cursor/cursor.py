@@ -496,7 +496,7 @@ class ManagedCursor:
 
         Raises:
             ValueError: The name does not begin with ``#pulsar.internal.``, or it or the text is too long.
-            Otherwise as `set_cursor_properties`.
+            As `set_cursor_properties`.
 
         Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
         """
