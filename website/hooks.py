@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: add the pages that are outside of docs/ and the help of all commands, and adapt the links between files of the repository."""
+"""Hooks of MkDocs: pages from outside of docs/, the help of all commands, and links between files."""
 
 from __future__ import annotations
 
