@@ -87,7 +87,6 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more exam
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m kills.plant
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
-	GATE_SCHEDULES=1000000 $(PYTEST) tests/model/limits/test_gate_schedules.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
 bench: setup ## run every benchmarks/bench_*.py

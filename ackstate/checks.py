@@ -33,10 +33,11 @@ def check_within(name: str, value: object, *, least: int, most: int | None, unit
     """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number{unit and f' of {unit}'}, got {value!r}")
-    if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be in {least}..{most}, got {value}")
+    if not least <= value <= (value if most is None else most):
+        # Not in decimals: Python refuses to write a very long number so.
+        shown = value if LONG_MIN <= value <= -LONG_MIN else hex(value)
+        bounds = f"at least {least}" if most is None else f"in {least}..{most}"
+        raise ValueError(f"{name} must be {bounds}, got {shown}")
 
 
 def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:

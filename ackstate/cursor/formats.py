@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from operator import and_
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 INTERNAL_PREFIX = "#pulsar.internal."
 """The prefix of the names that belong to the broker, not to the application."""
-
 
 OWN_PREFIX = f"{INTERNAL_PREFIX}ackstate."
 """The prefix of the names of our own properties."""
@@ -150,53 +149,16 @@ class CursorRecord:
         return DELETED_PROPERTY in self.cursor_properties
 
 
-class JournalFormat(Protocol):
-    """Encodes states as a journal's entries and a cursor's value in the metadata store, and decodes them."""
-
-    @property
-    def name(self) -> Format:
-        """The format."""
-        ...
-
-    @property
-    def has_deltas(self) -> bool:
-        """Whether an entry may add to the previous ones; otherwise each is the whole state."""
-        ...
-
-    def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
-        """Return an encoded entry of a journal."""
-        ...
-
-    def chain(self, encoded: bytes) -> int:
-        """Return the `chain` argument of the next entry."""
-        ...
-
-    def recover(  # noqa: PLR0913 - named, not packed
-        self, read: ReadEntries, count: int, *, what: str, epoch: int, ledgers: LedgerMap, discard_damaged: bool = False
-    ) -> DecodedJournal:
-        """Read a journal of `count` entries; with `discard_damaged`, use the records before the first damage."""
-        # A last entry that cannot be read is discarded and reported, because its write was never reported durable. Any
-        # other raises `CorruptStateError`.
-        ...
-
-    def encode_record(self, record: CursorRecord) -> bytes:
-        """Return an encoded value of the metadata store."""
-        ...
-
-    def decode_record(self, data: bytes, ledgers: LedgerMap | None = None) -> CursorRecord:
-        """Decode a value of the metadata store, or raise `CorruptStateError` or `UnsupportedVersionError`."""
-        ...
-
-
 _BULK_COUNT_MIN = 24  # Fewer deltas than these are read faster one by one.
 
 
 @final
 class NativeFormat:
-    """See the module, and `JournalFormat`."""
+    """A snapshot and deltas, each chained to the record before."""
 
     name = Format.NATIVE
     has_deltas = True
+    """Whether an entry may add to the previous ones; otherwise each is the whole state."""
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
         # The fields as they are: a `Record` of them would take as long to make as they take to encode.
@@ -208,6 +170,7 @@ class NativeFormat:
         )
 
     chain = staticmethod(native.checksum)
+    """Returns the `chain` argument of the next entry."""
 
     def recover(  # noqa: PLR0913 - named, not packed
         self,
@@ -219,7 +182,9 @@ class NativeFormat:
         ledgers: LedgerMap,  # noqa: ARG002
         discard_damaged: bool = False,
     ) -> DecodedJournal:
-        """See `JournalFormat.recover`. Complexity: O(size of the journal)."""
+        """Read a journal of `count` entries; with `discard_damaged`, use the records before the first damage."""
+        # A last entry that cannot be read is discarded and reported, because its write was never reported durable. Any
+        # other raises `CorruptStateError`.
         return fold(read(0, count), what=what, epoch=epoch, discard_damaged=discard_damaged)
 
     @staticmethod
@@ -392,24 +357,17 @@ def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) ->
 class PulsarFormat:
     """Apache Pulsar's records and journals."""
 
+    name = Format.PULSAR
+    has_deltas = False
+
     range_form: RangeForm = RangeForm.WORDS  # how the entries of a cursor ledger hold the acked entries
     compression: Compression = Compression.NONE  # how a record of the metadata store is compressed
     compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES  # a record of this size or less is not
 
-    @property
-    def name(self) -> Format:
-        return Format.PULSAR
-
-    @property
-    def has_deltas(self) -> bool:
-        return False
-
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:  # noqa: ARG002
-        """See `JournalFormat.encode_entry`. Complexity: O(size of the state)."""
         return encode_position_info(PositionInfo(*content), form=self.range_form)
 
     def chain(self, encoded: bytes) -> int:  # noqa: ARG002
-        """See `JournalFormat.chain`: there is none."""
         return 0
 
     def recover(  # noqa: PLR0913 - named, not packed
@@ -422,7 +380,7 @@ class PulsarFormat:
         ledgers: LedgerMap,
         discard_damaged: bool = False,
     ) -> DecodedJournal:
-        """See `JournalFormat.recover`: the last entry or, if it cannot be read, the one before."""
+        """Read the last entry or, if it cannot be read, the one before."""
         if not count:
             raise CorruptStateError(what, offset=0, expected="an entry", found="none")
         discarded, damage = 0, None
@@ -476,6 +434,9 @@ class PulsarFormat:
         )
 
 
+JournalFormat = NativeFormat | PulsarFormat
+
+
 def reopened(content: CursorState, ledgers: LedgerMap) -> CursorState:
     """Return the state that Pulsar's cursor begins with when it reads one, as the log may have changed since."""
     # A mark-delete position before the first entry of a ledger that is gone stands before the next one's; beyond the
@@ -506,7 +467,3 @@ def _content(mark_delete: Position, info: PositionInfo | CursorInfo) -> CursorSt
     for ledger_id, bitmap in info.deleted.bitmaps():
         info.batch.discard_entries(ledger_id, bitmap)
     return CursorState(mark_delete, info.deleted, info.batch, info.properties)
-
-
-if TYPE_CHECKING:
-    _: tuple[type[JournalFormat], type[JournalFormat]] = NativeFormat, PulsarFormat

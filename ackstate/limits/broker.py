@@ -6,12 +6,12 @@ import logging
 from threading import Lock
 from typing import TYPE_CHECKING, final
 
+from ackstate.checks import LONG_MAX, check_within
 from ackstate.limits.rules import (
     NO_LIMIT,
     Closing,
     Rule,
     Verdict,
-    check_limit,
     check_ratio,
     fitting_count,
     total_of,
@@ -100,7 +100,8 @@ class BrokerLimit:
         return BrokerPart(self, wake)
 
     def _set_limit(self, max_unacked_messages: int, blocked_share: float) -> None:
-        check_limit(f"max_unacked_messages ({Rule.BROKER_UNACKED_MESSAGES.value})", max_unacked_messages)
+        name = f"max_unacked_messages ({BROKER_UNACKED})"
+        check_within(name, max_unacked_messages, least=0, most=LONG_MAX)
         check_ratio(f"blocked_share ({BLOCKED_SHARE})", blocked_share)
         self.max_unacked_messages, self.blocked_share = max_unacked_messages, blocked_share
         self._limit = max_unacked_messages or NO_LIMIT

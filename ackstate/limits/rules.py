@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.checks import LONG_MAX, LONG_MIN
+from ackstate.checks import LONG_MAX, LONG_MIN, check_within
 from ackstate.pulsar_conf import (
     BROKER_UNACKED,
     CONSUMER_UNACKED,
@@ -75,7 +75,7 @@ class GateLimits:
     def __post_init__(self) -> None:
         for name, rule in _WHOLE_NUMBERS.items():
             least = LONG_MIN if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES else 0
-            check_limit(f"{name} ({rule.value})", getattr(self, name), least=least)
+            check_within(f"{name} ({rule.value})", getattr(self, name), least=least, most=LONG_MAX)
         if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
             raise ValueError(
                 f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
@@ -116,17 +116,6 @@ _WHOLE_NUMBERS = {
     "max_unacked_ranges": Rule.UNACKED_RANGES,
     "max_unacked_messages_per_consumer": Rule.CONSUMER_UNACKED_MESSAGES,
 }
-
-
-def check_limit(name: str, value: object, *, least: int = 0) -> None:
-    """Refuse a limit that is not a whole number of 64 bits, or below the least."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if not LONG_MIN <= value <= LONG_MAX:
-        # Not in decimals: Python refuses to write a very long number so.
-        raise ValueError(f"{name} must fit 64 bits, got {value:#x}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}; 0 switches it off")
 
 
 def check_ratio(name: str, value: object) -> None:

@@ -33,19 +33,19 @@ OWN_BUGS: tuple[OwnBug, ...] = (
         "In Pulsar's format, a receipt for acks in a batch that a limit had excluded from the record claimed to be "
         "durable as soon as a mark-delete had passed the batch, written or not.",
         "`AckState` keeps such batches in mind until a record that was written holds or covers them.",
-        "`tests/unit/cursor/test_batch_receipts.py`",
+        "`tests/model/cursor/test_managed_model.py`",
     ),
     OwnBug(
         "L0",
         "The same claim, while a write that would hold the batch was under way, and after it had failed.",
         "As above.",
-        "`tests/unit/cursor/test_batch_receipts.py`",
+        "`tests/model/cursor/test_managed_model.py`",
     ),
     OwnBug(
         "L0",
         "The same claim, where the last ack of the batch had been held back as young and a mark-delete covered it.",
         "As above.",
-        "`tests/unit/cursor/test_batch_receipts.py`",
+        "`tests/model/cursor/test_managed_model.py`",
     ),
     OwnBug(
         "L5",

@@ -13,17 +13,12 @@ from ackstate import (
     LedgerMap,
     ManagedCursor,
     MemoryStore,
-    Message,
     Position,
     Repair,
-    Start,
-    Topic,
-    Topics,
 )
 from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_all
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.topic import SubscriptionRequest
 
 NAMES = "abcd"
 LEDGERS = {3: 40}
@@ -104,35 +99,6 @@ def test_a_crash_at_any_write_loses_no_durable_ack(form):
         for number in range(count):
             for kind in KINDS:
                 lives(form, (life, number, kind))
-
-
-def test_a_crash_while_topics_are_opened_together_loses_neither_messages_nor_acks():
-    def run(faults):
-        disk = MemoryDisk()
-        first = Topics(MemoryStore(disk))
-        first.open_all(["one", "two"], now_ms=0)
-        requests = [SubscriptionRequest(name, Start.EARLIEST) for name in "ab"]
-        first.subscribe_all(dict.fromkeys(["one", "two"], requests), now_ms=0)
-        first.publish(dict.fromkeys(["one", "two"], [Message(b"x")] * 5), now_ms=0)
-        for topic in ("one", "two"):
-            for subscription in first[topic].subscriptions.values():
-                subscription.ack(Position(first[topic].log.ledgers.first_ledger_id, 3), now_ms=0)
-        first.close(now_ms=0)
-        store = MemoryStore(disk, faults=faults)
-        second = Topics(store, executor=SERIAL)
-        opened = [name for name, each in second.open_all(["one", "two"], now_ms=1).items() if isinstance(each, Topic)]
-        second.subscribe_all(dict.fromkeys(opened, requests), now_ms=1)
-        third = Topics(MemoryStore(disk))
-        for topic in ("one", "two"):
-            assert sum(third.open(topic, now_ms=2).log.ledgers.counts().values()) == 5
-            for name in "ab":
-                cursor = third[topic].subscribe(name, now_ms=2).cursor
-                assert [run.first for run in cursor.deleted.runs()] == [3]
-        return store.mutation_count
-
-    for number in range(run([])):
-        for kind in KINDS:
-            run([Fault(number, kind)])
 
 
 def test_repairs_are_made_in_a_group_too():

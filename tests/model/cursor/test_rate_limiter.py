@@ -36,29 +36,6 @@ class GuavaInFractions:
         return True
 
 
-class GuavaInDoubles:
-    """The same as Guava counts: doubles, and whole microseconds since the limiter was made."""
-
-    def __init__(self, rate, *, now_ms):
-        self.born_ms = now_ms
-        self.interval_us = 1_000_000 / float(rate)
-        self.max_permits = float(rate)
-        self.stored_permits = 0.0
-        self.next_free_us = 0
-
-    def try_acquire(self, now_ms):
-        now_us = (now_ms - self.born_ms) * 1000
-        if self.next_free_us > now_us:
-            return False
-        self.stored_permits = min(
-            self.max_permits, self.stored_permits + (now_us - self.next_free_us) / self.interval_us
-        )
-        spent = min(1.0, self.stored_permits)
-        self.next_free_us = now_us + int((1.0 - spent) * self.interval_us)
-        self.stored_permits -= spent
-        return True
-
-
 def decisions(limiter, times):
     return [limiter.try_acquire(now_ms) for now_ms in times]
 
@@ -130,28 +107,6 @@ def try_with_a_clock_that_goes_back(rate, times):
     assert_few_in_every_window(granted_at_ms, rate)
 
 
-@pytest.mark.parametrize("rate", [0.1, 1, 10, 1000])
-@given(waits_ms=st.lists(st.one_of(st.integers(0, 30), st.sampled_from(WAITS_MS)), max_size=80))
-def test_decides_as_guava_does_where_a_permit_takes_whole_milliseconds(rate, waits_ms):
-    limiter, guava = MarkDeleteRateLimiter(rate, now_ms=5), GuavaInDoubles(rate, now_ms=5)
-    times = [5 + sum(waits_ms[: count + 1]) for count in range(len(waits_ms))]
-    assert decisions(limiter, times) == decisions(guava, times)
-
-
-@pytest.mark.parametrize("rate", [3, 7.5])
-def test_guava_grants_a_microsecond_earlier_for_each_permit_at_most(rate):
-    """At 3 a second a permit takes 333,333 1/3 us, for Guava 333,333."""
-    due = [math.ceil(Fraction(1000 * number) / Fraction(str(rate))) for number in range(4_000)]
-    times = sorted({max(now_ms + near, 0) for now_ms in due for near in (-2, -1, 0)})
-    ours, theirs = MarkDeleteRateLimiter(rate, now_ms=0), GuavaInDoubles(rate, now_ms=0)
-    ours_at = [now_ms for now_ms in times if ours.try_acquire(now_ms)]
-    theirs_at = [now_ms for now_ms in times if theirs.try_acquire(now_ms)]
-    assert ours_at == due
-    early_ms = [one - other for one, other in zip(ours_at, theirs_at, strict=True)]
-    assert all(0 <= early <= number / 1000 + 1 for number, early in enumerate(early_ms))
-    assert early_ms[-1] > 0
-
-
 def test_the_first_permit_is_on_credit_and_an_idle_second_saves_one_more():
     limiter = MarkDeleteRateLimiter(1, now_ms=0)
     assert decisions(limiter, [0, 0, 999, 1_000, 1_000, 1_999]) == [True, False, False, True, False, False]
@@ -169,17 +124,6 @@ def test_below_one_a_second_only_a_part_of_a_permit_is_saved():
     limiter = MarkDeleteRateLimiter(0.1, now_ms=0)
     assert decisions(limiter, [0, 9_999, 10_000, 60_000]) == [True, False, True, True]
     assert decisions(limiter, [68_999, 69_000]) == [False, True]
-
-
-@pytest.mark.slow
-def test_does_not_drift():
-    """Tried at every millisecond of five minutes, it grants exactly as many as it owes."""
-    millisecond_count = 300_000
-    for rate in (0.1, 3, 7.5, 333.3):
-        limiter = MarkDeleteRateLimiter(rate, now_ms=0)
-        granted = sum(limiter.try_acquire(now_ms) for now_ms in range(millisecond_count))
-        owed = Fraction(str(rate)) * (millisecond_count - 1) / 1000
-        assert granted == math.floor(owed) + 1
 
 
 @pytest.mark.parametrize("rate", [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf])
@@ -206,19 +150,3 @@ def test_a_refused_call_changes_nothing():
         with pytest.raises(TypeError, match=text):
             refused()
     assert decisions(limiter, [0, 0]) == [True, False]
-
-
-def story(rate, *waits):
-    machine = LimiterMachine()
-    machine.begin(rate=rate, start_ms=0)
-    for passed_ms, attempts in waits:
-        machine.wait_and_try(passed_ms=passed_ms, attempts=attempts)
-    machine.teardown()
-
-
-STORY = [(0, 2), (333, 1), (1, 1), (333, 2), (334, 1), (5_000, 4), (1, 1), (700, 3), (86_400_000, 5)]
-
-
-@pytest.mark.parametrize("rate", RATES)
-def test_a_story_ends_well(rate):
-    story(rate, *STORY)

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
 from ackstate.cursor import PersistTarget
-from ackstate.cursor.config import PersistLimits
 from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.state import CursorAckState
 from ackstate.cursor.view import AckView
@@ -23,132 +22,6 @@ from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryDisk
 
 LEDGER = 5
-DISPLACING = PersistLimits(range_count_max=1, displaces=True)
-
-
-def state_with(first, end):
-    """Entries of the second ledger are acked, from `first` to `end` (excluded); of the first none is."""
-    state = CursorAckState(LedgerMap.from_counts({3: 10, LEDGER: 100_000}))
-    acked = DeletedRanges()
-    acked.add_run(LEDGER, first, end)
-    state.ack_bitmaps({LEDGER: acked.entries(LEDGER).copy()})
-    return state
-
-
-CUT_OVER_A_BOUNDARY = [
-    # first, end, frontier; the size before, while the rest is left out, and after that
-    pytest.param(100, 201, 150, (15, 16, 16), id="two bytes instead of one"),
-    pytest.param(5, 30_001, 20_000, (16, 18, 18), id="three bytes instead of one"),
-    pytest.param(5, 30_001, 200, (16, 17, 17), id="two bytes of three"),
-    pytest.param(0, 11, 4, (23, 23, 14), id="entry 0, whose end takes ten"),
-    pytest.param(0, 30_001, 20_000, (25, 25, 18), id="entry 0 and a long number"),
-    pytest.param(10, 101, 50, (14, 14, 14), id="no boundary"),
-]
-
-
-@pytest.mark.parametrize(("first", "end", "frontier", "sizes"), CUT_OVER_A_BOUNDARY)
-@pytest.mark.parametrize("room", [None, 0])
-def test_a_range_that_is_cut_may_grow_if_there_is_room(first, end, frontier, sizes, room):
-    before, during, after = sizes
-    state = state_with(first, end)
-    assert AckView(state).unpersisted_record_bytes == before
-    record_bytes_max = None if room is None else during + room
-    taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=record_bytes_max)
-    assert (len(taken.new), AckView(state).unpersisted_record_bytes) == (frontier + 1 - first, during)
-    state._check()
-    state.end_persist(taken)
-    assert (AckView(state).unpersisted_record_bytes, AckView(state).held_back_count) == (after, end - frontier - 1)
-    state._check()
-
-
-@pytest.mark.parametrize(("first", "end", "frontier", "sizes"), CUT_OVER_A_BOUNDARY)
-def test_a_cut_that_fails_leaves_what_there_was(first, end, frontier, sizes):
-    before, during, _ = sizes
-    state = state_with(first, end)
-    state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during)
-    state.abandon_persist()
-    assert (AckView(state).unpersisted_record_bytes, AckView(state).redelivery_if_crashed) == (before, end - first)
-    state._check()
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "frontier", "before", "during"), [(100, 201, 150, 15, 16), (5, 30_001, 20_000, 16, 18)]
-)
-def test_without_room_for_the_longer_number_the_whole_range_goes(first, end, frontier, before, during):
-    state = state_with(first, end)
-    taken = state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=during - 1)
-    assert (len(taken.new), AckView(state).unpersisted_record_bytes, AckView(state).held_back_count) == (
-        end - first,
-        before,
-        0,
-    )
-    state.end_persist(taken)
-    assert AckView(state).unpersisted_record_bytes == 0
-    state._check()
-
-
-def test_a_limit_that_is_passed_already_lets_nothing_grow_and_nothing_durable_go():
-    state = state_with(100, 201)
-    taken = state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=3)
-    assert (len(taken.new), AckView(state).unpersisted_record_bytes) == (101, 15)
-
-
-def test_a_frontier_at_the_end_of_a_range_or_between_two_cuts_none():
-    for frontier in (50, 99, 200, 250):
-        state = state_with(100, 201)
-        state.begin_persist(up_to=Position(LEDGER, frontier), record_bytes_max=15)
-        assert AckView(state).held_back_count == (101 if frontier < 100 else 0)
-        assert AckView(state).unpersisted_record_bytes == 15
-
-
-def test_only_one_range_is_cut_and_those_above_stay_young():
-    state = state_with(100, 201)
-    state.ack(Position(LEDGER, 300))
-    assert AckView(state).unpersisted_record_bytes == 15 + 16
-    state.begin_persist(up_to=Position(LEDGER, 150), record_bytes_max=31)
-    assert (AckView(state).held_back_count, AckView(state).unpersisted_record_bytes) == (1, 31)
-
-
-def displaced_or_not(record_bytes_max):
-    """10 is durable, and 2, which the limit of one range prefers, is acked: 14 bytes each."""
-    state = state_with(10, 11)
-    state.end_persist(state.begin_persist(limits=DISPLACING))
-    assert (AckView(state).unpersisted_record_bytes, state.durable_count) == (0, 1)
-    state.ack(Position(LEDGER, 2))
-    assert AckView(state).unpersisted_record_bytes == 14
-    return state, state.begin_persist(limits=DISPLACING, record_bytes_max=record_bytes_max)
-
-
-@pytest.mark.parametrize("record_bytes_max", [None, 28, 1_000])
-def test_what_is_durable_gives_way_if_there_is_room(record_bytes_max):
-    state, taken = displaced_or_not(record_bytes_max)
-    # Until it is known which of them is durable, neither counts as such.
-    assert ([*taken.new.runs()], AckView(state).unpersisted_record_bytes, state.durable_count) == (
-        [(LEDGER, 2, 3)],
-        28,
-        0,
-    )
-    assert state.end_persist(taken) == 0
-    assert (AckView(state).unpersisted_record_bytes, AckView(state).cut_count, state.durable_count) == (14, 1, 1)
-    state._check()
-
-
-def test_what_gave_way_in_vain_is_not_durable_for_sure():
-    state, _ = displaced_or_not(28)
-    state.abandon_persist()
-    assert (AckView(state).unpersisted_record_bytes, state.durable_count) == (28, 0)
-    state._check()
-
-
-@pytest.mark.parametrize("record_bytes_max", [0, 14, 27])
-def test_without_room_what_is_durable_stays(record_bytes_max):
-    state, taken = displaced_or_not(record_bytes_max)
-    assert (len(taken.new), AckView(state).unpersisted_record_bytes, state.durable_count) == (0, 14, 1)
-    state.end_persist(taken)
-    assert (AckView(state).unpersisted_record_bytes, AckView(state).cut_count, state.durable_count) == (14, 1, 1)
-    state._check()
-
-
 # The acks of a promotion.
 
 
@@ -190,24 +63,6 @@ def check_frontier_leaving(stretches, record_bytes_max):
 )
 def test_the_frontier_that_leaves_so_many_bytes_is_that_of_the_obvious_way(stretches, record_bytes_max):
     check_frontier_leaving(stretches, record_bytes_max)
-
-
-@pytest.mark.parametrize(
-    ("record_bytes_max", "frontier"),
-    [
-        (1_000, Position(3, -1)),
-        (42, Position(3, -1)),
-        (41, Position(5, 2)),
-        (28, Position(5, 2)),
-        (27, Position(5, 4)),
-        (0, Position(5, 6)),
-    ],
-)
-def test_the_frontier_is_the_lowest_end_of_a_range_that_is_enough(record_bytes_max, frontier):
-    state = CursorAckState(LedgerMap.from_counts({3: 10, 5: 20}))
-    for entry in (2, 4, 6):
-        state.ack(Position(5, entry))
-    assert (state.unpersisted.promotable_up_to(record_bytes_max) or state.mark_delete) == frontier
 
 
 # A cursor and its disk, in any order of acks, times, persists and failures.

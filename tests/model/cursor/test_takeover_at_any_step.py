@@ -212,6 +212,41 @@ def test_a_topic_that_is_taken_over_is_the_next_owner_s_alone(form, is_active):
     at_every_step(run)
 
 
+@pytest.mark.parametrize("rolls", [True, False])
+@pytest.mark.parametrize("form", Format)
+def test_an_owner_that_goes_on_while_the_next_one_opens_loses_nothing_to_it(form, rolls):
+    config = CursorConfig(format=form, ledger_entry_count_max=1 if rolls else 50, ledger_retry_ms=0)
+    log = LedgerMap.from_counts({1: 9})
+
+    def opened(store):
+        return ManagedCursor.open(store, topic="t", subscription=SUBSCRIPTION, ledgers=log, config=config, now_ms=0)
+
+    def run(at, faults):
+        disk = MemoryDisk()
+        before = opened(MemoryStore(disk))
+        before.ack(Position(1, 2), now_ms=0)
+        before.persist(now_ms=0)
+        is_durable = False
+
+        def go_on():
+            nonlocal is_durable
+            is_durable = acks(before, Position(1, 5))
+
+        store = InterruptedStore(disk, at=at, act=go_on, faults=faults)
+        newer = None
+        with suppress(AckStateError):
+            newer = opened(store)
+        if newer is not None:
+            assert newer.is_acked(Position(1, 5)) or not is_durable
+            assert not acks(before, Position(1, 6))
+            assert acks(newer, Position(1, 7))
+            assert faults or len(MemoryStore(disk).ledgers.owned_by(cursor_owner(PATH))) == 1
+        assert opened(MemoryStore(disk)).is_acked(Position(1, 5)) or not is_durable
+        return store
+
+    at_every_step(run)
+
+
 @pytest.mark.parametrize("is_active", [True, False])
 def test_a_topic_that_is_opened_while_it_is_deleted_is_whole_or_gone(is_active):
     def run(at, faults):

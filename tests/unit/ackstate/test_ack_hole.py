@@ -49,19 +49,6 @@ def test_a_filled_hole_above_entry_0_of_a_later_ledger_adds_the_ten_bytes_of_a_l
     assert (numbers(later), later.cost_bytes) == ((-9, 0, 0), 0)
 
 
-def test_the_lowest_hole_begins_above_the_mark_delete():
-    state, ledgers = acked({3: 10}, (3, 0), (3, 1), (3, 5))
-    (lowest,) = found(state, ledgers)
-    assert hole_at(Position(3, 3), state.deleted, ledgers, state.mark_delete) == lowest
-    assert lowest[:3] == (3, 2, 5)
-
-
-def test_a_hole_at_the_end_of_a_ledger_joins_nothing_above_it():
-    state, ledgers = acked({3: 200, 4: 5}, (3, 100), (4, 0))
-    _, upper = found(state, ledgers)
-    assert (upper[:3], numbers(upper)) == ((3, 101, 200), (-1, 0, 0))  # 199 takes a byte more than 100
-
-
 def test_a_ledger_without_acks_below_one_that_has_some_is_one_hole():
     state, ledgers = acked({3: 2, 4: 6, 5: 9}, (3, 1), (5, 4))
     assert [hole[:3] for hole in found(state, ledgers)] == [(3, 0, 1), (4, 0, 6), (5, 0, 4)]
@@ -75,34 +62,6 @@ def test_the_mark_delete_goes_over_the_ends_of_ledgers_and_empty_ones():
     assert (lowest[:3], lowest.mark_delete_after, lowest.mark_delete_advance) == ((3, 0, 1), Position(6, 0), 7)
     assert (lowest.freed_ranges, lowest.freed_bytes) == (3, 14 + 23 + 23)
     assert upper[:3] == (6, 1, 2)
-
-
-def test_unacked_entries_above_the_highest_acked_one_are_no_hole():
-    state, ledgers = acked({3: 5, 4: 5}, (3, 1))
-    assert [hole[:3] for hole in found(state, ledgers)] == [(3, 0, 1)]
-    for none in (Position(3, 1), Position(3, 2), Position(4, 0), Position(3, 5), Position(9, 0), Position(3, -1)):
-        assert hole_at(none, state.deleted, ledgers, state.mark_delete) is None
-    in_order, ledgers = acked({3: 5}, (3, 0), (3, 1))
-    assert found(in_order, ledgers) == []
-
-
-def test_entries_of_a_trimmed_ledger_are_in_no_hole_and_their_ranges_go_with_the_next_advance():
-    state, ledgers = acked({3: 5, 4: 5}, (3, 1), (3, 3), (4, 1), trimmed_below=4)
-    (hole,) = found(state, ledgers)
-    assert (hole[:3], numbers(hole)) == ((4, 0, 1), (42, 3, 2))
-    assert hole_at(Position(3, 2), state.deleted, ledgers, state.mark_delete) is None
-
-
-def test_where_a_trim_left_acked_entries_next_to_the_mark_delete_any_ack_moves_it():
-    state, ledgers = acked({3: 5, 4: 5}, (3, 1), (4, 0), (4, 1), (4, 4), trimmed_below=4)
-    assert ack_effect(Position(4, 3), state.deleted, ledgers, state.mark_delete) == (-14 - 23, -2, 2)
-
-
-def test_one_ack_in_the_middle_of_a_hole_makes_a_range():
-    state, ledgers = acked({3: 10}, (3, 9))
-    assert ack_effect(Position(3, 5), state.deleted, ledgers, state.mark_delete) == AckEffect(14, 1, 0)
-    assert ack_effect(Position(3, 0), state.deleted, ledgers, state.mark_delete) == AckEffect(0, 0, 1)
-    assert ack_effect(Position(3, 9), state.deleted, ledgers, state.mark_delete) == AckEffect(0, 0, 0)
 
 
 def test_what_no_log_has_is_refused():

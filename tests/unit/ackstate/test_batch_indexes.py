@@ -27,14 +27,6 @@ def test_the_last_ack_of_a_batch_completes_it():
     assert indexes == BatchIndexes()
 
 
-@pytest.mark.parametrize("nothing_left", [[], [0], [0, 0, 0]])
-def test_no_index_left_is_the_whole_batch(nothing_left):
-    indexes = held((P(3, 7), [1]))
-    assert indexes.ack(P(3, 7), nothing_left)
-    assert indexes.ack(P(3, 8), nothing_left)
-    assert len(indexes) == 0
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -56,10 +48,6 @@ def test_a_missing_word_is_acked():
     assert indexes.get(P(3, 7)) == (-1, 0b10)
 
 
-def test_words_may_come_once_only():
-    assert held((P(3, 7), iter([1, 2]))).get(P(3, 7)) == (1, 2)
-
-
 def test_a_cumulative_ack_keeps_the_individual_acks_behind_it():
     # Pulsar would replace 0b0111 by 0b1110, whose first unacked index is greater, and deliver index 3 again.
     indexes = held((P(3, 7), [0b0111]))
@@ -73,51 +61,6 @@ def test_a_cumulative_ack_forgets_the_batches_below():
     assert [position for position, _ in indexes.items()] == [P(3, 7), P(3, 9), P(4, 0), P(4, 7), P(4, 9)]
     assert indexes.ack_cumulative(P(4, 0), [])
     assert [position for position, _ in indexes.items()] == [P(4, 7), P(4, 9)]
-
-
-def test_items_come_in_order_of_position():
-    positions = [P(2**63 - 1, 0), P(3, 2**32 - 1), P(3, 0), P(0, 65536), P(0, 65535), P(3, 9)]
-    indexes = held(*((position, [n]) for n, position in enumerate(positions, 1)))
-    assert list(indexes) == sorted(positions)
-    assert list(indexes.items()) == sorted((position, (n,)) for n, position in enumerate(positions, 1))
-
-
-def test_removal_at_the_seams():
-    def indexes():
-        return held(*((P(ledger, entry), [1]) for ledger in (2, 5) for entry in (0, 2**32 - 1)))
-
-    for position, count in [(P(0, 9), 0), (P(2, -1), 0), (P(2, 0), 1), (P(2, 2**32 - 1), 2), (P(3, 0), 2)]:
-        assert indexes().remove_at_most(position) == count
-    for position, count in [(P(5, -1), 2), (P(5, 1), 3), (P(5, 2**32 - 1), 4), (P(2**63 - 1, -1), 4)]:
-        assert indexes().remove_at_most(position) == count
-
-
-def test_what_is_not_held_may_be_discarded():
-    indexes = held((P(3, 7), [1]))
-    for position in (P(3, 8), P(4, 7), P(3, -1)):
-        indexes.discard(position)
-    assert indexes == held((P(3, 7), [1]))
-    assert (3, 7) in indexes
-    assert "3:7" not in indexes
-
-
-def test_equal_is_equal_whatever_the_order_of_acks():
-    batches = [(P(3, 7), [1]), (P(3, 6), [2]), (P(2, 7), [3])]
-    assert held(*batches) == held(*reversed(batches)) != held(*batches[1:])
-    assert held(*batches) == {position: tuple(words) for position, words in batches}
-    assert held(*batches) != [*batches]
-    assert repr(held(*batches)) == "<BatchIndexes of 3 partly acked batches>"
-
-
-def test_a_copy_is_independent():
-    indexes = held((P(3, 7), [0b11]), (P(4, 0), [1]))
-    twin = indexes.copy()
-    twin.ack(P(3, 7), [0b01])
-    twin.ack(P(3, 8), [1])
-    twin.ack(P(9, 0), [1])
-    twin.remove_at_most(P(3, 7))
-    assert list(indexes.items()) == [(P(3, 7), (0b11,)), (P(4, 0), (1,))]
-    assert indexes == held((P(3, 7), [0b11]), (P(4, 0), [1]))
 
 
 @pytest.mark.parametrize(

@@ -162,28 +162,6 @@ def test_ranges_of_another_version_are_unsupported():
         DeletedRanges.from_bytes(data + struct.pack("<I", google_crc32c.value(data)))
 
 
-def test_entries_come_from_any_integers():
-    for entries in ([1, 2], (1, 2), {1, 2}, range(1, 3), array("I", [1, 2]), array("q", [1, 2]), iter([2, 1]), b"\1\2"):
-        ranges = DeletedRanges()
-        assert ranges.add_entries(3, entries) == 2
-        assert str(ranges) == "[(3:0..3:2]]"
-
-
-def test_a_caller_keeps_its_bitmap():
-    source = ranges_of((1, 0, 3)).entries(1).copy()
-    ranges = DeletedRanges()
-    ranges.add_entries(1, source)
-    ranges.add(P(1, 9))
-    assert list(source) == [0, 1, 2]
-
-
-def test_a_copy_is_independent():
-    ranges = ranges_of((1, 5, 8))
-    twin = ranges.copy()
-    twin.add(P(1, 8))
-    assert P(1, 8) not in ranges
-
-
 @pytest.mark.parametrize("entry_id", [0, 1, 127, 128, 129, 2**14, 2**21 + 1, 2**28, ENTRY_ID_MAX])
 def test_no_ack_adds_more_than_an_isolated_range(entry_id):
     for others in ([], [entry_id - 1], [entry_id + 1], [entry_id - 1, entry_id + 1]):
@@ -237,15 +215,6 @@ def test_entries_of_a_range_are_the_same(first, end, step):
     assert ranges == one_by_one
 
 
-def test_entries_given_are_not_kept():
-    ranges, given_ids, given_bitmap = DeletedRanges(), np.array([1, 2], np.uint32), BitMap([5])
-    ranges.add_entries(3, given_ids)
-    ranges.add_entries(4, given_bitmap)
-    given_ids[:] = 9
-    given_bitmap.add(6)
-    assert str(ranges) == "[(3:0..3:2],(4:4..4:5]]"
-
-
 def test_bitmaps_given_away_become_a_range_set():
     ranges = DeletedRanges.from_bitmaps(
         [(1, BitMap([0, 1, 7])), (2, BitMap()), (LEDGER_ID_MAX, BitMap([ENTRY_ID_MAX]))]
@@ -266,15 +235,3 @@ def test_a_set_without_itself_is_empty():
     assert ranges.difference_update(ranges) == 7
     assert ranges == DeletedRanges()
     ranges._check()
-
-
-def test_no_run_begins_above_the_highest_entry():
-    ranges = ranges_of((4, 0, 1))
-    assert ranges.remove_lowest(3, ENTRY_ID_MAX + 1) == ENTRY_ID_MAX + 1
-    assert len(ranges) == 1
-
-
-@pytest.mark.parametrize("entry_id", [7.5, "7"])
-def test_a_run_is_not_looked_up_by_a_fraction(entry_id):
-    with pytest.raises(TypeError):
-        ranges_of((3, 7, 8)).run_containing(P(3, entry_id))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import InvalidPositionError, LedgerMap, Position
+from ackstate import LedgerMap, Position
 
 P = Position
 EVERY_POSITION = [P(ledger, entry) for ledger in range(10) for entry in range(-1, 4)]
@@ -71,22 +71,6 @@ def test_the_ledgers_between_two_ids_leave_both_out(counts, lower, upper):
     assert log.ledgers_between(lower, upper) == [ledger for ledger in counts if lower < ledger < upper]
 
 
-def test_the_last_confirmed_entry_stays_when_an_empty_ledger_follows():
-    log = LedgerMap.from_counts({3: 2})
-    log.roll(5)
-    assert log.last_confirmed == P(3, 1)
-    log.append(1)
-    assert log.last_confirmed == P(5, 0)
-    log.trim(5)
-    assert log.last_confirmed == P(5, 0)
-
-
-def test_an_empty_log_ends_before_its_first_entry():
-    log = LedgerMap.from_counts({3: 0})
-    assert log.last_confirmed == P(3, -1)
-    assert log.next_valid(P(3, -1)) == P(3, 0)
-
-
 def test_no_entries_on_is_just_before_the_next_valid_position():
     log = LedgerMap.from_counts({3: 2, 4: 0, 5: 1})
     assert log.position_after(P(3, 0), 0) == P(3, 0)
@@ -96,14 +80,6 @@ def test_no_entries_on_is_just_before_the_next_valid_position():
     assert log.first_position == P(3, -1)
     with pytest.raises(ValueError, match="entries after 3:0 must be at least 0, got -1"):
         log.position_after(P(3, 0), -1)
-
-
-def test_what_was_never_written_is_refused():
-    log = LedgerMap.from_counts({3: 2, 7: 1})
-    log.check_written(P(3, 1))
-    for position in (P(3, 2), P(5, 0), P(7, 1), P(9, 0), P(3, -1)):
-        with pytest.raises(InvalidPositionError, match=str(position)):
-            log.check_written(position)
 
 
 @pytest.mark.parametrize("counts", [{}, {3: 1, 2: 1}, {3: -1}, {-1: 0}, {3: 2**32 + 1}])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ackstate.selection
 from ackstate import DeletedRanges, Run
 from ackstate.selection import Keep, select
 from strategies import ENTRY_ID_MAX, ledger_ids
@@ -104,14 +102,3 @@ def test_what_is_kept_is_a_copy(keep):
 def test_a_limit_is_a_whole_number(limit):
     with pytest.raises((ValueError, TypeError), match="range_count_max"):
         select(DeletedRanges(), range_count_max=limit)
-
-
-def test_the_way_to_keep_is_one_of_the_two():
-    with pytest.raises(TypeError, match="keep"):
-        select(DeletedRanges(), range_count_max=1, keep="widest")
-
-
-def test_the_optimum_is_able_to_fail(monkeypatch):
-    monkeypatch.setattr(ackstate.selection, "_widest", lambda further, count: np.arange(min(count, len(further))))
-    with pytest.raises(AssertionError):
-        test_no_choice_of_as_many_ranges_leaves_out_fewer_than_widest()

@@ -117,31 +117,10 @@ def test_a_message_costs_few_calls(store, tmp_path):
     assert counts["ack"] <= 13
 
 
-def test_an_ack_in_a_list_costs_no_call_of_its_own():
-    assert calls_per_message(MemoryStore(), acks_at_once=True)["ack"] <= 2
-
-
-def test_a_message_without_a_delay_does_not_concern_the_delay_index():
-    without, beside = calls_per_message(MemoryStore()), calls_per_message(MemoryStore(), delays=True)
-    assert beside["dispatch"] <= without["dispatch"] + 0.5
-
-
-def test_a_key_costs_some_calls():
-    counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED)
-    assert counts["dispatch"] <= 10.5
-    assert counts["ack"] <= 15.5
-
-
 def test_a_key_in_a_round_with_acks_in_lists_costs_few_calls():
     counts = calls_per_message(MemoryStore(), SubscriptionType.KEY_SHARED, acks_at_once=True, in_rounds=True)
     assert counts["dispatch"] <= 5.3
     assert counts["ack"] <= 1.03
-
-
-def test_a_round_costs_no_more_calls_than_a_dispatch_to_each():
-    for kind, least in ((SubscriptionType.SHARED, 1), (SubscriptionType.KEY_SHARED, 0.6)):
-        each, together = (calls_per_message(MemoryStore(), kind, in_rounds=in_rounds) for in_rounds in (False, True))
-        assert together["dispatch"] <= least * each["dispatch"]
 
 
 @pytest.mark.parametrize(("name", "call_count"), [("memory", 65), ("sqlite", 69)])
@@ -228,24 +207,6 @@ def test_a_list_of_acks_costs_the_same_calls_for_any_number():
         return counter.counts["ack"]
 
     assert calls(1_000) == calls(100) <= 46
-
-
-def test_one_entry_alone_costs_hardly_more_calls_than_an_ack():
-    counter, ledgers = CallCounter(), LedgerMap.from_counts({7: 10})
-    cursor = ManagedCursor.open(MemoryStore(), topic="t", subscription="s", ledgers=ledgers, now_ms=0)
-    for step, ack, argument in (("ack", cursor.ack, (Position(7, 3),)), ("entries", cursor.ack_entries, (7, [5]))):
-        assert counter(step, ack, *argument, now_ms=0).newly_acked == 1
-    assert counter.counts["entries"] <= counter.counts["ack"] + 2
-
-
-def test_a_cumulative_ack_of_the_next_entry_costs_few_calls():
-    counter = CallCounter()
-    ledgers = LedgerMap.from_counts({3: MESSAGES})
-    cursor = ManagedCursor.open(MemoryStore(), topic="t", subscription="s", ledgers=ledgers, now_ms=0)
-    for entry_id in range(MESSAGES):
-        counter("mark_delete", cursor.mark_delete, Position(3, entry_id), now_ms=1)
-    assert cursor.mark_delete_position == Position(3, MESSAGES - 1)
-    assert counter.per_message()["mark_delete"] <= 36
 
 
 def test_a_publish_checks_each_message_once():

@@ -1,4 +1,4 @@
-"""Properties that an application attaches to a cursor, and to a mark-delete."""
+"""Properties that an application or the broker attaches to a cursor, or an application to a mark-delete."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import persist_all
-from ackstate.cursor.journal import cursor_path
 from ackstate.stores.memory import Fault, FaultKind
 
 LOG = LedgerMap.from_counts({3: 20})
-FORMATS = pytest.mark.parametrize("form", list(Format))
+KEY, OTHER_KEY = "#pulsar.internal.delayed.bucket_3_7", "#pulsar.internal.delayed.bucket_9_12"
+PUTS = {
+    "application": lambda cursor, text: cursor.set_cursor_properties({"a": text}),
+    "broker": lambda cursor, text: cursor.put_internal_property(KEY, text),
+}
+either = pytest.mark.parametrize("put", PUTS.values(), ids=PUTS)
 
 
 def open_cursor(store, form=Format.NATIVE, subscription="s"):
@@ -28,64 +32,71 @@ def open_cursor(store, form=Format.NATIVE, subscription="s"):
     return ManagedCursor.open(store, topic="t", subscription=subscription, ledgers=LOG, config=config, now_ms=0)
 
 
-@FORMATS
-def test_cursor_properties_are_durable_at_once_and_leave_the_acks_alone(form):
+@pytest.mark.parametrize("form", Format)
+def test_cursor_properties_are_durable_at_once_and_leave_the_acks_and_each_other_alone(form):
     store = MemoryStore()
     cursor = open_cursor(store, form)
+    cursor.put_internal_property(KEY, "17")
+    cursor.put_internal_property(OTHER_KEY, "18")
     for persists in (False, True):
+        cursor.put_internal_property(KEY, f"{persists}")
         cursor.set_cursor_properties({"owner": "billing", "persisted": str(persists)})
+        expected = {KEY: f"{persists}", OTHER_KEY: "18", "owner": "billing", "persisted": str(persists)}
         again = open_cursor(MemoryStore(store.disk), form)
-        assert dict(again.cursor_properties) == {"owner": "billing", "persisted": str(persists)}
+        assert dict(again.cursor_properties) == expected
         assert str(again.deleted) == ("[(3:3..3:4]]" if persists else "[]")
         cursor = open_cursor(store, form)
         cursor.ack(Position(3, 4), now_ms=1)
         cursor.persist(now_ms=1)
     cursor.close(now_ms=2)
-    assert dict(open_cursor(store, form).cursor_properties) == {"owner": "billing", "persisted": "True"}
+    assert dict(open_cursor(store, form).cursor_properties) == expected
+    with pytest.raises(CursorClosedError):
+        cursor.put_internal_property(KEY, "19")
 
 
-def test_names_of_the_broker_are_refused_and_its_own_stay():
-    store = MemoryStore()
-    cursor = open_cursor(store)
-    cursor._persister.journal.write_cursor_properties({"#pulsar.internal.bucket": "1", "old": "x"})
-    with pytest.raises(ValueError, match="internal"):
-        cursor.set_cursor_properties({"#pulsar.internal.other": "2"})
-    cursor.set_cursor_properties({"new": "y"})
-    assert dict(open_cursor(store).cursor_properties) == {"#pulsar.internal.bucket": "1", "new": "y"}
+@pytest.mark.parametrize(
+    ("method", "arguments", "error"),
+    [
+        ("set_cursor_properties", [{"#pulsar.internal.other": "2"}], ValueError),
+        ("set_cursor_properties", [{"n": 1}], TypeError),
+        ("set_cursor_properties", [{1: "n"}], TypeError),
+        ("put_internal_property", ["owner", "1"], ValueError),
+        ("put_internal_property", [KEY, 1], TypeError),
+        ("put_internal_property", [3, "1"], TypeError),
+    ],
+)
+def test_only_texts_and_names_of_ones_own_are_taken(method, arguments, error):
+    cursor = open_cursor(MemoryStore())
+    with pytest.raises(error):
+        getattr(cursor, method)(*arguments)
+    assert dict(cursor.cursor_properties) == {}
 
 
-@pytest.mark.parametrize("properties", [{"n": 1}, {1: "n"}])
-def test_cursor_properties_are_texts(properties):
-    with pytest.raises(TypeError, match="cursor property"):
-        open_cursor(MemoryStore()).set_cursor_properties(properties)
-
-
-def test_a_write_that_fails_leaves_them_as_they_were():
+@either
+def test_a_write_that_fails_leaves_them_as_they_were_and_no_change_is_no_write(put):
     store = MemoryStore()
     cursor = open_cursor(store)
     store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
     with pytest.raises(StoreError):
-        cursor.set_cursor_properties({"a": "b"})
+        put(cursor, "b")
     assert dict(cursor.cursor_properties) == {}
-    cursor.set_cursor_properties({"a": "c"})
-    assert dict(open_cursor(store).cursor_properties) == {"a": "c"}
+    put(cursor, "c")
+    assert [*open_cursor(store).cursor_properties.values()] == ["c"]
+    cursor, written = open_cursor(store), store.mutation_count
+    cursor.put_internal_property(KEY, "17")
+    cursor.put_internal_property(KEY, "17")
+    assert store.mutation_count == written + 2  # one of them to open
 
 
-@FORMATS
-def test_an_older_owner_cannot_write_them(form):
+@pytest.mark.parametrize("form", Format)
+@either
+def test_an_older_owner_cannot_write_them(form, put):
     store = MemoryStore()
     older = open_cursor(store, form)
-    open_cursor(store, form).set_cursor_properties({"a": "b"})
+    put(open_cursor(store, form), "b")
     with pytest.raises(CursorFencedError):
-        older.set_cursor_properties({"a": "c"})
-    assert dict(open_cursor(store, form).cursor_properties) == {"a": "b"}
-
-
-def test_a_closed_cursor_takes_none():
-    cursor = open_cursor(MemoryStore())
-    cursor.close(now_ms=0)
-    with pytest.raises(CursorClosedError):
-        cursor.set_cursor_properties({})
+        put(older, "c")
+    assert [*open_cursor(store, form).cursor_properties.values()] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +124,3 @@ def test_clear_backlog_and_skip_ack_what_they_say():
     assert cursor.skip(5, now_ms=0).newly_acked == cursor.clear_backlog(now_ms=0).newly_acked == 0
     with pytest.raises(ValueError, match="count must be at least 0"):
         cursor.skip(-1, now_ms=0)
-
-
-def test_a_record_is_where_the_metadata_store_has_it():
-    store = MemoryStore()
-    open_cursor(store)
-    assert store.metadata.get(cursor_path("t", "s")).data[:4] == b"ACKP"

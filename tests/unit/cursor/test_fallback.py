@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import closing, contextmanager
 from itertools import pairwise
 
 import pytest
@@ -19,11 +17,10 @@ from ackstate import (
     Position,
     StoreError,
 )
-from ackstate.cursor import PersistTarget, persist_all
+from ackstate.cursor import PersistTarget
 from ackstate.cursor.recovery import Recovery
 from ackstate.selection import Keep
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.stores.sqlite import SqliteStore
 
 P = Position
 SECOND_MS = 1_000
@@ -74,23 +71,6 @@ def test_a_failed_append_goes_to_the_metadata_store(store, log, form, kind):
     assert crashed.recovery_report.source.name == "METADATA"
     assert crashed.ack(P(3, 7), now_ms=2).newly_acked == 1
     assert crashed.persist(now_ms=2).route is PersistTarget.SNAPSHOT
-
-
-def test_a_ledger_that_cannot_be_made_falls_back_as_well(store, log):
-    cursor = open_cursor(store, log, ledger_entry_count_max=1)
-    receipt = cursor.ack(P(3, 5), now_ms=1)
-    store.break_ledgers()
-    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
-    assert cursor.durable(receipt)
-
-
-def test_a_new_cursor_is_made_without_ledgers(store, log):
-    store.break_ledgers()
-    cursor = open_cursor(store, log)
-    receipt = cursor.ack(P(3, 5), now_ms=1)
-    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
-    assert cursor.durable(receipt)
-    assert on_disk(store, log) == "[(3:4..3:5]]"
 
 
 @pytest.mark.parametrize(("keep", "kept", "cut"), [(Keep.LOWEST, "[(3:1..3:2]]", 3), (Keep.WIDEST, "[(3:4..3:7]]", 1)])
@@ -148,33 +128,6 @@ def test_what_a_ledger_has_made_durable_is_not_given_up(store, log, form):
     store.mend_ledgers()
     assert cursor.persist(now_ms=2 * SECOND_MS).messages_covered == 1
     assert cursor.durable(receipt)
-
-
-def test_pulsars_format_makes_room_in_the_metadata_store_when_nothing_is_lost_by_it(store, log):
-    cursor = open_cursor(store, log, format=Format.PULSAR, metadata_range_count_max=1)
-    high = cursor.ack(P(3, 8), now_ms=0)
-    cursor.persist(now_ms=0)
-    low = cursor.ack(P(3, 2), now_ms=1)
-    store.break_ledgers()
-    result = cursor.persist(now_ms=1)
-    assert (result.route, result.messages_covered, result.messages_cut) == (PersistTarget.METADATA, 0, 1)
-    assert (cursor.durable(low), cursor.durable(high)) == (True, False)
-    assert on_disk(store, log) == "[(3:1..3:2]]"
-
-
-def test_a_state_too_large_for_the_metadata_store_is_refused_before_it_is_sent(store, log):
-    cursor = open_cursor(store, log, metadata_bytes_max=500)
-    cursor.ack_entries(3, range(1, 5_000, 2), now_ms=1)
-    store.break_ledgers()
-    mutations = store.mutation_count
-    for _ in range(2):
-        with pytest.raises(StoreError, match="no ledger can be written"):
-            cursor.persist(now_ms=1)
-    with pytest.raises(PayloadTooLargeError, match="2500 ranges"):
-        cursor.persist(now_ms=2)
-    assert store.mutation_count == mutations
-    assert (cursor.redelivery_if_crashed, on_disk(store, log)) == (2_500, "[]")
-    cursor._check()
 
 
 def test_with_a_limit_as_much_goes_to_the_metadata_store_as_it_may_be_given(store, log):
@@ -257,78 +210,6 @@ def test_what_the_mark_delete_passes_during_a_write_that_fails_is_not_durable(st
     assert cursor.durable(receipt)
 
 
-def test_after_a_failed_sync_nothing_is_durable_until_the_store_is_opened_anew(store, log):
-    cursor = open_cursor(store, log)
-    receipt = cursor.ack(P(3, 5), now_ms=1)
-    store.inject(Fault(store.mutation_count, FaultKind.SYNC_FAILED))
-    for now_ms in (1, 2, 3_000):
-        with pytest.raises(StoreError):
-            cursor.persist(now_ms=now_ms)
-        with pytest.raises(StoreError):
-            cursor.close(now_ms=now_ms)
-        assert not cursor.durable(receipt)
-    assert cursor.redelivery_if_crashed == 1
-    again = open_cursor(MemoryStore(store.disk), log)
-    assert again.backlog == 100_000
-    receipt = again.ack(P(3, 5), now_ms=4_000)
-    again.persist(now_ms=4_000)
-    assert again.durable(receipt)
-
-
-@contextmanager
-def files_that_cannot_grow(file):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_after_a_failed_commit_of_sqlite_nothing_is_durable_until_it_is_opened_anew(tmp_path, log):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        cursor = open_cursor(store, log)
-        receipt = cursor.ack_entries(3, range(1, 100_000, 2), now_ms=1)
-        with files_that_cannot_grow(tmp_path / "store" / "ackstate.sqlite3-wal"), pytest.raises(StoreError):
-            cursor.persist(now_ms=1)
-        # The files could grow again, but the state in memory may differ from that on the disk.
-        for now_ms in (2, 3_000):
-            with pytest.raises(StoreError, match="close the store and open it again"):
-                cursor.persist(now_ms=now_ms)
-            assert (cursor.durable(receipt), cursor.redelivery_if_crashed) == (False, 50_000)
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        again = open_cursor(store, log)
-        assert again.backlog == 100_000
-        receipt = again.ack(P(3, 5), now_ms=9_000)
-        again.persist(now_ms=9_000)
-        assert again.durable(receipt)
-
-
-def test_one_of_many_cursors_that_fails_falls_back_alone(store, log):
-    cursors = [open_cursor(store, log, subscription=f"s{n}", ledger_entry_count_max=2) for n in range(3)]
-    cursors[1].ack(P(3, 1), now_ms=0)
-    cursors[1].persist(now_ms=0)
-    receipts = [cursor.ack(P(3, 5), now_ms=1) for cursor in cursors]
-    # The second one begins a new ledger, after the two others have appended.
-    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))
-    results = persist_all(cursors, now_ms=1)
-    assert [result.route for result in results] == [PersistTarget.DELTA, PersistTarget.METADATA, PersistTarget.DELTA]
-    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert [cursor.stats().ledger_error_count for cursor in cursors] == [0, 1, 0]
-
-
-def test_a_reset_falls_back(store, log):
-    cursor = open_cursor(store, log)
-    before = cursor.ack(P(3, 50), now_ms=0)
-    cursor.persist(now_ms=0)
-    store.break_ledgers()
-    assert cursor.reset(P(3, 7), now_ms=1).route is PersistTarget.METADATA
-    assert not cursor.durable(before)
-    assert cursor.stats().metadata_write_count == 1
-    crashed = open_cursor(MemoryStore(store.disk), log)
-    assert (crashed.mark_delete_position, str(crashed.deleted)) == (P(3, 6), "[]")
-
-
 def test_a_reset_that_neither_store_takes_leaves_all_as_it_was(store, log):
     cursor = open_cursor(store, log)
     kept = cursor.ack(P(3, 50), now_ms=0)
@@ -364,13 +245,23 @@ def test_an_owner_that_was_fenced_does_not_fall_back(store, log, is_broken):
     assert older.redelivery_if_crashed == 1
 
 
-def test_a_reset_that_can_be_written_nowhere_is_counted_and_changes_nothing(store, log):
-    cursor = open_cursor(store, log)
-    cursor.ack(P(3, 5), now_ms=1)
+def test_a_persist_that_is_given_up_before_it_writes_makes_a_durable_one_no_less_durable(store, log):
+    """The lowest batch goes first, but the metadata store is not given even that."""
+    cursor = open_cursor(
+        store, log, format=Format.PULSAR, batch_count_max=1, metadata_bytes_max=20, ledger_retry_ms=10_000
+    )
+    receipt = cursor.ack_batch(P(3, 5), [0b10], now_ms=0)
+    cursor.persist(now_ms=0)
     store.break_ledgers()
-    store.inject(Fault(store.mutation_count, FaultKind.FAIL_BEFORE))
-    with pytest.raises(StoreError, match="no ledger can be written"):
-        cursor.reset(P(3, 0), now_ms=1)
-    stats = cursor.stats()
-    assert (stats.ledger_error_count, stats.metadata_error_count, stats.metadata_write_count) == (1, 1, 0)
-    assert cursor.is_acked(P(3, 5))
+    for now_ms in (1, 2):  # The second failure in a row begins the pause.
+        cursor.ack(P(3, 6 + now_ms), now_ms=now_ms)
+        with pytest.raises(StoreError):
+            cursor.persist(now_ms=now_ms)
+    cursor.ack_batch(P(3, 3), [0b10], now_ms=3)
+    cursor._check()
+    before, is_durable = store.mutation_count, cursor.durable(receipt)
+    with pytest.raises(PayloadTooLargeError):
+        cursor.persist(now_ms=3)
+    assert store.mutation_count == before
+    assert is_durable
+    assert cursor.durable(receipt)

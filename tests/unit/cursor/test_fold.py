@@ -10,7 +10,6 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroaring import BitMap
 
 import ackstate.cursor.formats
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
@@ -144,40 +143,6 @@ def test_deltas_of_every_shape_are_read_at_once():
     assert len(deltas.others) == 7
 
 
-def join_the_last(bitmaps, ledger_id, acked):
-    bitmaps[ledger_id] = acked
-
-
-def forget_the_batches(self, parts, bitmaps):
-    for ledger_id, acked in parts.bitmaps:
-        native.join(bitmaps, ledger_id, acked)
-
-
-def mark_nothing(self, entries, mark_delete, advance=ackstate.cursor.formats._Folded._advance):
-    advance(self, entries, self._place.mark_delete)
-
-
-@pytest.mark.parametrize(
-    ("target", "name", "bug"),
-    [
-        (ackstate.cursor.formats, "and_", lambda held, words: held | words),
-        (ackstate.cursor.formats, "and_", lambda held, words: words),
-        (ackstate.cursor.formats, "any", lambda words: True),
-        (ackstate.cursor.formats, "join", join_the_last),
-        (ackstate.cursor.formats._Folded, "_join", forget_the_batches),
-        (ackstate.cursor.formats._Folded, "_advance", mark_nothing),
-        (native, "join", join_the_last),
-        (native, "_acked", lambda singles: {}),
-        (native, "_decode_block", lambda encoded: (3, BitMap())),
-        (native, "decode_parts", lambda encoded, decode=native.decode_parts: decode(encoded)._replace(batch=[])),
-    ],
-)
-def test_the_story_catches(monkeypatch, target, name, bug):
-    monkeypatch.setattr(target, name, bug, raising=name != "any")
-    with pytest.raises(AssertionError):
-        check(STORY)
-
-
 def outcome(entries, *, bulk_count_min, discard_damaged=False):
     try:
         return folded(entries, bulk_count_min=bulk_count_min, discard_damaged=discard_damaged)
@@ -290,36 +255,6 @@ def test_a_mark_delete_that_goes_back_is_refused():
     kind, message = outcome_of_both(journal_of(backward()))
     assert issubclass(kind, CorruptStateError)
     assert "expected a mark-delete of at least 3:6, found 3:5" in message
-
-
-def test_the_comparison_catches_a_way_that_lets_a_mark_delete_go_back(monkeypatch):
-    monkeypatch.setattr(native, "_is_rising", lambda headers, place: True)
-    with pytest.raises(AssertionError):
-        outcome_of_both(journal_of(backward()))
-
-
-def test_the_comparison_catches_a_way_that_looks_at_nothing(monkeypatch):
-    monkeypatch.setattr(native, "_expected", lambda headers, lengths, checksums, place: AnyBytes())
-    entries = journal_of(STORY)
-    with pytest.raises(AssertionError):
-        outcome_of_both([*entries[:4], *entries[5:]])
-
-
-def test_the_comparison_catches_a_way_that_takes_any_bitmap_for_a_single_ack(monkeypatch):
-    monkeypatch.setattr(native, "_FIXED", ("containers",))
-    entries = journal_of(STORY)
-    entries[1] = entries[1][:72] + b"\0" + entries[1][73:]
-    with pytest.raises(AssertionError):
-        outcome_of_both(rechained(entries))
-
-
-class AnyBytes:
-    """Equal to all bytes."""
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = None
 
 
 def test_a_record_of_another_version_is_refused_even_where_damage_would_be_discarded():

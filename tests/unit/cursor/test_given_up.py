@@ -18,8 +18,6 @@ from ackstate import (
     StoreError,
     UnreadableCursorError,
 )
-from ackstate.analysis.cli import console
-from ackstate.analysis.cli.store import remarks
 from ackstate.cursor.journal import cursor_path
 from ackstate.inspect import inspect_store
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
@@ -68,7 +66,6 @@ def repaired(store, form):
     with pytest.raises(UnreadableCursorError) as refused:
         open_cursor(copy_of(store), form)
     (found,) = inspect_store(copy_of(store))
-    lines = [line.strip() for line in remarks([found])]
     outcomes = {outcome.repair: outcome for outcome in found.problems[0].repairs}
     assert tuple(outcomes) == refused.value.repairs
     cursors = {}
@@ -81,15 +78,12 @@ def repaired(store, form):
             assert asdict(report)[name] == asdict(outcome)[name]
         cursors[repair] = open_cursor(copy, form)
         assert cursors[repair].recovery_report.properties_given_up == {}
-        (line,) = [line for line in lines if line.startswith(f"repair=Repair.{repair.name}:")]
         text = str(refused.value).partition(f"repair=Repair.{repair.name} ")[2].partition("; repair=")[0]
         for name, number in outcome.properties_given_up.items():
-            assert f"property {name} = {number}" in line
             assert f"'{name}': {number}" in text
-        for announcement in (line, text):
-            assert f"at least {outcome.acks_given_up_min:,} acked" in announcement
-            assert ("that cannot be read" in announcement) == outcome.has_unknown_properties
-            assert ("the cursor properties" in announcement) == outcome.cursor_properties_given_up
+        assert f"at least {outcome.acks_given_up_min:,} acked" in text
+        assert ("that cannot be read" in text) == outcome.has_unknown_properties
+        assert ("the cursor properties" in text) == outcome.cursor_properties_given_up
     return outcomes, cursors
 
 
@@ -157,19 +151,6 @@ def test_a_journal_that_is_damaged_in_its_middle_gives_up_the_later_properties()
     assert not any(outcome.has_unknown_properties for outcome in outcomes.values())
 
 
-def test_a_property_that_a_later_record_no_longer_has_is_not_given_up():
-    store = MemoryStore()
-    cursor = open_cursor(store, Format.NATIVE)
-    for number, properties in enumerate(({"a": 1}, {"a": 1, "b": 2}, {"b": 2}, {"b": 2})):
-        cursor.mark_delete(P(10, number), properties=properties, now_ms=0)
-        cursor.persist(now_ms=0)
-    entries_of(store)[-2] = b"\xff" * 9
-    outcomes, cursors = repaired(store, Format.NATIVE)
-    assert dict(cursors[DISCARD].view.properties) == {"a": 1, "b": 2}
-    assert outcomes[DISCARD].properties_given_up == {}
-    assert outcomes[ANEW].properties_given_up == {"b": 2}
-
-
 def test_a_journal_of_whole_states_gives_up_those_of_its_unreadable_end():
     store = MemoryStore()
     marked(store, Format.PULSAR)
@@ -201,36 +182,6 @@ def test_a_record_that_is_lost_takes_the_cursor_properties_along(form, loss):
     assert outcomes[ANEW].acks_given_up_min == 5
 
 
-def test_a_damaged_record_and_a_damaged_journal_still_say_what_can_be_read():
-    store = MemoryStore()
-    marked(store, Format.NATIVE)
-    del store.disk.values[PATH]
-    entries_of(store)[1] = b"\xff" * 9
-    outcomes, _ = repaired(store, Format.NATIVE)
-    assert list(outcomes) == [ANEW]
-    assert outcomes[ANEW].properties_given_up == {"horizon": 4}
-    assert outcomes[ANEW].acks_given_up_min >= 3
-
-
-def test_a_damaged_record_that_held_the_state_itself_takes_all_of_it_along():
-    store = MemoryStore()
-    marked(store, Format.PULSAR, numbers=())
-    store.disk.values[PATH] = store.disk.values[PATH]._replace(data=b"\xff" * 20)
-    outcomes, _ = repaired(store, Format.PULSAR)
-    assert outcomes[ANEW].has_unknown_properties
-    assert outcomes[ANEW].cursor_properties_given_up
-
-
-def test_the_names_of_properties_do_not_control_the_terminal(capsys):
-    store = MemoryStore()
-    info = CursorInfo(77, P(10, 49), properties={"\x1b[31mred": 1})
-    store.metadata.put(PATH, encode_cursor_info(info), expected_version=-1)
-    console.show(*remarks(inspect_store(store)))
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert "property \\x1b[31mred = 1" in shown
-
-
 # --- a seek
 
 
@@ -256,24 +207,3 @@ def test_a_reset_clears_the_properties_of_the_mark_delete_and_keeps_the_cursors(
     left = {"horizon": 8} if subscription == "__compaction" else {}
     assert dict(cursor.view.properties) == left
     assert dict(open_cursor(store, form, subscription=subscription).view.properties) == left
-
-
-@FORMATS
-@pytest.mark.parametrize("outcome", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
-def test_a_reset_that_failed_leaves_the_properties_as_they_were(form, outcome):
-    store = MemoryStore()
-    cursor = open_cursor(store, form, properties={"owner": "billing"})
-    cursor.mark_delete(P(10, 20), properties={"horizon": 7}, now_ms=1)
-    cursor.persist(now_ms=1)
-    for mutation in range(store.mutation_count, store.mutation_count + 6):
-        store.inject(Fault(mutation, outcome))
-    with pytest.raises(StoreError):
-        cursor.reset(P(10, 5), now_ms=2)
-    store.forget_faults()
-    assert dict(cursor.view.properties) == {"horizon": 7}
-    crashed = open_cursor(copy_of(store), form)
-    was_reset = crashed.mark_delete_position == P(10, 4)
-    assert dict(crashed.view.properties) == ({} if was_reset else {"horizon": 7})
-    cursor.persist(now_ms=3)
-    again = open_cursor(store, form)
-    assert (dict(again.view.properties), dict(again.cursor_properties)) == ({"horizon": 7}, {"owner": "billing"})

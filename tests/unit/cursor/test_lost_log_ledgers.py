@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 
 from ackstate import (
@@ -14,7 +12,6 @@ from ackstate import (
     MemoryStore,
     Message,
     Position,
-    SqliteStore,
     Start,
     SubscriptionType,
     Topic,
@@ -37,10 +34,6 @@ LOSSES = {
     "one shorter, one gone": {1: 20, 2: 11, 7: 20},
 }
 ACKED = [*((2, each) for each in range(1, 20) if each != 9), *((4, each) for each in range(3, 19)), (7, 2)]
-STORES = {
-    "memory": lambda _: MemoryStore(),
-    "sqlite": SqliteStore,
-}
 WAYS = ("cumulative", "skip", "clear", "one by one", "at once")
 
 
@@ -62,63 +55,34 @@ def ack_rest(cursor, way, unacked, target):
     return wanted, [cursor.ack(each, now_ms=5) for each in wanted]
 
 
-@pytest.mark.parametrize(
-    ("store_kind", "loss", "way"),
-    [
-        *(("memory", loss, way) for loss in LOSSES for way in WAYS),
-        *((kind, loss, "cumulative") for kind in STORES for loss in LOSSES if kind != "memory"),
-    ],
-)
-@pytest.mark.parametrize("form", Format)
-def test_acks_over_a_lost_ledger_are_counted_written_and_only_then_durable(tmp_path, store_kind, form, loss, way):
-    config, make = CursorConfig(format=form), STORES[store_kind]
-
-    def opened(store, counts):
-        ledgers = LedgerMap.from_counts(counts)
-        return ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0)
-
-    with closing(make(tmp_path)) as store:
-        cursor = opened(store, COUNTS)
-        cursor.ack_many([Position(*each) for each in ACKED], now_ms=1)
-        cursor.persist(now_ms=2)
-        disk = getattr(store, "disk", None)
-
-    def reopened():
-        return MemoryStore(disk) if disk else make(tmp_path)
-
-    counts = LOSSES[loss]
-    unacked = [each for each in positions_of(counts) if tuple(each) not in ACKED]
-    with closing(reopened()) as store:
-        cursor = opened(store, counts)
-        assert (cursor.backlog, cursor.redelivery_if_crashed) == (len(unacked), 0)
-        mine, receipts = ack_rest(cursor, way, unacked, Position(7, 9))
-        assert sum(receipt.newly_acked for receipt in receipts) == len(mine)
-        assert cursor.redelivery_if_crashed == cursor.stats().redelivery_unwritten == len(mine)
-        assert cursor.backlog == len(unacked) - len(mine)
-        assert not any(map(cursor.durable, receipts))
-        result = cursor.persist(now_ms=10)
-        assert (result.messages_covered, cursor.redelivery_if_crashed) == (len(mine), 0)
-        assert all(map(cursor.durable, receipts))
-    with closing(reopened()) as store:
-        cursor = opened(store, counts)
-        assert all(map(cursor.is_acked, mine))
-        assert cursor.backlog == len(unacked) - len(mine)
-
-
-@pytest.mark.parametrize("form", Format)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_seek_before_a_lost_ledger_redelivers_each_message_that_the_log_has(form, loss):
-    store, config = MemoryStore(), CursorConfig(format=form)
-    for counts in (COUNTS, LOSSES[loss]):
-        ledgers = LedgerMap.from_counts(counts)
-        cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0)
-        if counts is COUNTS:
-            cursor.ack_many([Position(*each) for each in ACKED], now_ms=1)
-            cursor.close(now_ms=2)
-    cursor.mark_delete(Position(7, 9), now_ms=3)
-    cursor.reset(ledgers.first_position, now_ms=4)
-    assert cursor.reader.read(1_000) == positions_of(LOSSES[loss])
-    assert cursor.backlog == len(positions_of(LOSSES[loss]))
+@pytest.mark.parametrize("form", Format)
+def test_acks_over_a_lost_ledger_are_counted_written_and_only_then_durable(form, loss, way):
+    store = MemoryStore()
+
+    def opened(counts):
+        ledgers, config = LedgerMap.from_counts(counts), CursorConfig(format=form)
+        again = MemoryStore(store.disk)
+        return ManagedCursor.open(again, topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0)
+
+    cursor = opened(COUNTS)
+    cursor.ack_many([Position(*each) for each in ACKED], now_ms=1)
+    cursor.persist(now_ms=2)
+    unacked = [each for each in positions_of(LOSSES[loss]) if tuple(each) not in ACKED]
+    cursor = opened(LOSSES[loss])
+    assert (cursor.backlog, cursor.redelivery_if_crashed) == (len(unacked), 0)
+    mine, receipts = ack_rest(cursor, way, unacked, Position(7, 9))
+    assert sum(receipt.newly_acked for receipt in receipts) == len(mine)
+    assert cursor.redelivery_if_crashed == cursor.stats().redelivery_unwritten == len(mine)
+    assert cursor.backlog == len(unacked) - len(mine)
+    assert not any(map(cursor.durable, receipts))
+    result = cursor.persist(now_ms=10)
+    assert (result.messages_covered, cursor.redelivery_if_crashed) == (len(mine), 0)
+    assert all(map(cursor.durable, receipts))
+    cursor = opened(LOSSES[loss])
+    assert all(map(cursor.is_acked, mine))
+    assert cursor.backlog == len(unacked) - len(mine)
 
 
 @pytest.mark.parametrize("form", Format)
@@ -243,20 +207,6 @@ def test_an_ack_beyond_the_log_is_refused_and_the_owner_before_goes_on(form, cou
     receipt = cursor.ack(Position(9, 6), now_ms=2)
     cursor.persist(now_ms=2)
     assert cursor.durable(receipt)
-
-
-@pytest.mark.parametrize("mark_delete", [(9, -1), (9, 3)])
-def test_a_stored_state_beyond_its_log_is_reported(mark_delete):
-    store = MemoryStore()
-    topic = Topic.open(store, "t", now_ms=0)
-    topic.publish([Message(b"x")], now_ms=0)
-    record = pulsar.encode_cursor_info(CursorInfo(-1, Position(*mark_delete)))
-    store.metadata.put("/managed-ledgers/t/s", record, expected_version=-1)
-    (name,) = inspection.find_cursors(store)
-    (problem,) = inspection.inspect_cursor(store, name).problems
-    assert "reaches 9:" in problem.found
-    with pytest.raises(InvalidPositionError):
-        topic.subscribe("s", now_ms=0)
 
 
 @pytest.mark.parametrize("form", Format)

@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from pyroaring import BitMap
 
 from ackstate import (
     CorruptStateError,
     CursorClosedError,
     CursorConfig,
     CursorFencedError,
-    Format,
     InvalidPositionError,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
     Position,
     StoreError,
-    UnsupportedVersionError,
 )
 from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
 from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
-from ackstate.topic import MessageLog
+from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire import native
 
 P = Position
@@ -69,18 +68,6 @@ def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
     assert again.stats().journal_bytes == cursor.stats().journal_bytes > 0
 
 
-def test_the_next_unread_entry_is_what_a_read_returns_first(store, log):
-    cursor = open_cursor(store, log)
-    assert cursor.reader.read(10)[-1] == P(3, 9)
-    assert cursor.reader.next_unread == P(6, 0)
-    cursor.ack_many([P(6, 0), P(6, 1)], now_ms=1)
-    assert cursor.reader.next_unread == P(6, 2)
-    assert cursor.reader.read(1) == [P(6, 2)]
-    cursor.ack_entries(6, range(3, 10), now_ms=1)
-    assert cursor.reader.next_unread == P(6, 10)  # to be written next
-    assert cursor.reader.read(1) == []
-
-
 def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
     cursor = open_cursor(store, log)
     receipt = cursor.ack(P(3, 4), now_ms=1)
@@ -104,17 +91,6 @@ def test_acking_again_changes_nothing_and_is_as_durable_as_the_first(store, log)
     assert cursor.durable(cursor.ack(P(3, 4), now_ms=2))
 
 
-def test_the_mark_delete_chains_over_the_end_of_a_ledger_and_an_empty_one(store, log):
-    cursor = open_cursor(store, log)
-    cursor.ack_entries(6, [0, 1, 3], now_ms=1)
-    cursor.ack_entries(3, range(1, 10), now_ms=1)
-    assert cursor.mark_delete_position == P(3, -1)
-    cursor.ack(P(3, 0), now_ms=1)
-    assert cursor.mark_delete_position == P(6, 1)
-    assert str(cursor.deleted) == "[(6:2..6:3]]"
-    assert cursor.backlog == 20 - 13
-
-
 def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
     log = LedgerMap.from_counts({3: 2, 5: 2, 6: 0, 8: 3, 9: 0, 11: 1})
     cursor = open_cursor(store, log)
@@ -133,61 +109,6 @@ def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
     assert (cursor.mark_delete_position, cursor.backlog) == (P(11, 0), 0)
 
 
-STANDS_STILL = [
-    lambda cursor: cursor.skip(0, now_ms=1),
-    lambda cursor: cursor.skip(3, counts_acked=True, now_ms=1),
-    lambda cursor: cursor.clear_backlog(now_ms=1),
-    lambda cursor: cursor.mark_delete(cursor.mark_delete_position, properties={"a": 1}, now_ms=1),
-]
-
-
-@pytest.mark.parametrize("call", STANDS_STILL)
-@pytest.mark.parametrize("file_format", Format)
-@pytest.mark.parametrize(
-    ("counts", "mark_delete"), [({1: 0, 3: 0}, P(1, -1)), ({1: 3, 2: 0}, P(2, -1)), ({1: 3, 2: 2}, P(2, 1))]
-)
-def test_a_mark_delete_position_in_a_trimmed_ledger_may_stay_there(store, call, file_format, counts, mark_delete):
-    log = LedgerMap.from_counts(counts)
-    open_cursor(store, log, format=file_format).mark_delete(mark_delete, now_ms=1)
-    cursor = open_cursor(store, log, format=file_format)
-    cursor.mark_delete(mark_delete, now_ms=1)
-    log.roll(9)
-    log.trim(9)
-    assert call(cursor).newly_acked == 0
-    # An empty log ends before the first entry of its open ledger.
-    assert cursor.mark_delete_position in {mark_delete, log.last_confirmed}
-    cursor.persist(now_ms=1)
-    log.append(2)
-    assert (cursor.reader.read(5), cursor.backlog) == ([P(9, 0), P(9, 1)], 2)
-    assert cursor.clear_backlog(now_ms=1).newly_acked == 2
-    cursor.persist(now_ms=1)
-    assert open_cursor(store, log, format=file_format).backlog == 0
-
-
-@pytest.mark.parametrize("file_format", Format)
-def test_a_backlog_whose_messages_were_all_trimmed_can_be_cleared(store, file_format):
-    log = LedgerMap.from_counts({1: 3, 2: 2})
-    cursor = open_cursor(store, log, format=file_format)
-    cursor.ack(P(2, 0), now_ms=1)
-    log.roll(9)
-    log.trim(9)
-    assert cursor.clear_backlog(now_ms=1).newly_acked == 0
-    assert (cursor.mark_delete_position, cursor.backlog, cursor.view.acked_count) == (P(2, 1), 0, 1)
-    cursor._check()
-    cursor.persist(now_ms=1)
-    assert cursor.redelivery_if_crashed == 0
-    assert open_cursor(store, log, format=file_format).backlog == 0
-
-
-def test_acks_in_ledgers_that_were_trimmed_do_not_count_against_those_of_a_mark_delete(store):
-    log = LedgerMap.from_counts({1: 3, 2: 5, 9: 4})
-    cursor = open_cursor(store, log)
-    cursor.ack_many([P(1, 1), P(2, 1), P(2, 2), P(9, 1)], now_ms=1)
-    log.trim(9)
-    assert cursor.mark_delete(P(9, 2), now_ms=1).newly_acked == 2
-    assert (cursor.view.acked_count, cursor.redelivery_if_crashed, cursor.backlog) == (6, 3, 1)
-
-
 def test_leftover_ledgers_are_deleted_though_one_of_them_cannot_be(store, log):
     owner = cursor_owner(cursor_path("orders", "billing"))
     open_cursor(store, log)
@@ -196,6 +117,30 @@ def test_leftover_ledgers_are_deleted_though_one_of_them_cannot_be(store, log):
     store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))
     open_cursor(store, log)
     assert set(store.ledgers.owned_by(owner)) == {journal_ledger(store), leftovers[0]}
+
+
+@pytest.mark.parametrize("position", [(3, 0), P(np.int64(3), np.uint32(0)), P(3, False)])
+def test_other_integers_become_a_plain_position(store, log, position):
+    cursor = open_cursor(store, log)
+    cursor.ack(position, now_ms=1)
+    marked = cursor.mark_delete_position
+    assert (type(marked), *map(type, marked)) == (P, int, int)
+
+
+def test_entries_of_many_ledgers_are_acked_together_or_not_at_all(log):
+    one, many = (open_cursor(MemoryStore(), log, become_old_ack_record_seconds=1) for _ in range(2))
+    for cursor in (one, many):
+        cursor.delivered(P(6, 4), now_ms=0)
+    entries = {3: BitMap([0, 1, 3]), 6: BitMap([2])}
+    with pytest.raises(InvalidPositionError, match="6:10"):
+        many.ack_bitmaps({**entries, 6: BitMap([10])}, now_ms=1)
+    assert many.redelivery_if_crashed == 0
+    receipt = many.ack_bitmaps(entries, now_ms=1)
+    for ledger_id, bitmap in entries.items():
+        one.ack_entries(ledger_id, bitmap, now_ms=1)
+    assert (receipt.newly_acked, receipt.entries) == (4, entries)
+    assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
+    assert many.ack_bitmaps(entries, now_ms=1).newly_acked == 0
 
 
 def test_an_ack_below_the_mark_delete_changes_nothing(store, log):
@@ -232,14 +177,19 @@ def test_a_position_that_the_log_never_had_is_refused(store, log, position):
         lambda cursor: cursor.ack_many([P(3, 1), P(3, "2")], now_ms=1),
         lambda cursor: cursor.ack_entries(3, [1, -1], now_ms=1),
         lambda cursor: cursor.ack_entries(3, [1, 2.5], now_ms=1),
+        lambda cursor: cursor.ack(P("3", 0), now_ms=1),
+        lambda cursor: cursor.ack(P(2**63, 0), now_ms=1),
         lambda cursor: cursor.mark_delete(P(3, -2), now_ms=1),
     ],
 )
-def test_a_callers_mistake_is_refused_and_changes_nothing(store, log, refused):
+@pytest.mark.parametrize("marked", [P(3, -1), P(3, 2)])
+def test_a_callers_mistake_is_refused_and_changes_nothing(store, log, refused, marked):
     cursor = open_cursor(store, log)
+    cursor.mark_delete(marked, now_ms=0)
+    cursor.persist(now_ms=0)
     with pytest.raises((ValueError, TypeError)):
         refused(cursor)
-    assert cursor.backlog == 20
+    assert cursor.backlog == 20 - (marked.entry_id + 1)
     assert not cursor.view.is_dirty
 
 
@@ -248,13 +198,6 @@ def test_the_mark_delete_never_goes_back(store, log):
     cursor.mark_delete(P(3, 5), now_ms=1)
     with pytest.raises(InvalidPositionError, match="3:4 would go back from 3:5"):
         cursor.mark_delete(P(3, 4), now_ms=1)
-
-
-def test_a_mark_delete_before_an_empty_open_ledger_covers_all_before(store):
-    log = LedgerMap.from_counts({3: 2, 5: 0})
-    cursor = open_cursor(store, log)
-    assert cursor.mark_delete(P(5, -1), now_ms=1).newly_acked == 2
-    assert cursor.backlog == 0
 
 
 def test_properties_travel_with_the_mark_delete(store, log):
@@ -323,52 +266,6 @@ def test_the_older_of_two_owners_is_fenced_and_does_no_harm(store, log):
     newer.ack(P(3, 7), now_ms=2)
     newer.persist(now_ms=2)
     assert str(open_cursor(store, log).deleted) == "[(3:5..3:7]]"
-
-
-def test_an_append_that_comes_between_reading_and_fencing_is_recovered(log):
-    store = MemoryStore()
-    older = open_cursor(store, log)
-
-    class Interrupted:
-        """A store whose fence lets the older owner append first."""
-
-        class ledgers:  # noqa: N801 - stands where an attribute is expected
-            def __getattr__(self, name):
-                return getattr(store.ledgers, name)
-
-            def fence(self, ledger_id):
-                older.ack(P(3, 4), now_ms=1)
-                older.persist(now_ms=1)
-                return store.ledgers.fence(ledger_id)
-
-        ledgers, metadata, close = ledgers(), store.metadata, store.close
-
-    newer = open_cursor(Interrupted(), log)
-    assert newer.is_acked(P(3, 4))
-    older.ack(P(3, 5), now_ms=2)
-    with pytest.raises(CursorFencedError):
-        older.persist(now_ms=2)
-
-
-def test_a_ledger_that_an_owner_begins_meanwhile_is_deleted_once_it_is_named_no_more(store, log, monkeypatch):
-    """It is begun after the opening has listed the ledgers of the cursor, and before it reads the record."""
-    older = open_cursor(store, log, ledger_entry_count_max=1)
-    owned_by, begun = store.ledgers.owned_by, []
-
-    def listed(owner):
-        ledger_ids = owned_by(owner)
-        if not begun:
-            older.ack(P(3, 4), now_ms=1)
-            older.persist(now_ms=1)
-            begun.append(journal_ledger(store))
-        return ledger_ids
-
-    monkeypatch.setattr(store.ledgers, "owned_by", listed)
-    newer = open_cursor(store, log, ledger_entry_count_max=1)
-    assert journal_ledger(store) == begun[0]
-    newer.ack(P(3, 6), now_ms=1)
-    assert newer.persist(now_ms=1).route is PersistTarget.SNAPSHOT
-    assert owned_by(cursor_owner(cursor_path("orders", "billing"))) == [journal_ledger(store)] != begun
 
 
 def test_a_ledger_that_is_lost_while_a_cursor_is_opened_is_damage(store, log, monkeypatch):
@@ -457,23 +354,6 @@ def test_a_damaged_pointer_is_not_a_new_cursor(store, log):
         open_cursor(store, log)
 
 
-def test_a_newer_record_is_refused_even_at_the_end(store, log):
-    open_cursor(store, log)
-    rewrite_journal(store, lambda entries: [*entries, entries[0][:4] + bytes([native.VERSION + 1]) + entries[0][5:]])
-    before = store.mutation_count
-    with pytest.raises(UnsupportedVersionError):
-        open_cursor(store, log)
-    assert store.mutation_count == before
-
-
-def test_a_state_beyond_the_message_log_is_refused(store, log):
-    cursor = open_cursor(store, log)
-    cursor.ack(P(6, 9), now_ms=1)
-    cursor.close(now_ms=1)
-    with pytest.raises(InvalidPositionError, match="6:9"):
-        open_cursor(store, LedgerMap.from_counts({3: 10, 6: 9}))
-
-
 def test_topics_and_subscriptions_with_slashes_do_not_meet(store, log):
     names = [("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c")]
     for number, (topic, subscription) in enumerate(names):
@@ -529,19 +409,6 @@ def test_each_compaction_is_paid_for_by_the_deltas_before_it():
     assert stats.metadata_write_count == 0
 
 
-def test_a_new_ledger_takes_four_writes_however_many_came_before():
-    store = MemoryStore()
-    cursor = open_cursor(store, LedgerMap.from_counts({1: 100}), ledger_entry_count_max=1)
-    counts = []
-    for entry in range(20):
-        before = store.mutation_count
-        cursor.ack(P(1, 2 * entry + 1), now_ms=0)
-        cursor.persist(now_ms=0)
-        counts.append(store.mutation_count - before)
-    # Create it, append, swing the record, delete the ledger before.
-    assert counts == [4] * 20
-
-
 def test_an_orphan_journal_of_batch_acks_alone_is_not_absent(store, log):
     cursor = open_cursor(store, log)
     cursor.ack_batch(P(3, 2), [0b110], now_ms=0)
@@ -574,57 +441,6 @@ def test_bytes_per_persist_do_not_grow_with_the_live_holes():
     assert written[100_000] < 1.5 * written[1_000]
 
 
-@pytest.mark.parametrize("settings", [{"flush_interval_ms": -1}, {"compaction_bytes_min": -1}])
-def test_nonsense_settings_are_refused_by_name(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        CursorConfig(**settings)
-
-
-def test_a_crash_in_the_middle_of_opening_is_survived(log):
-    cursor = open_cursor(store := MemoryStore(), log)
-    cursor.ack(P(3, 4), now_ms=1)
-    cursor.close(now_ms=1)
-    for mutation in range(2):
-        for kind in (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.FAIL_AFTER):
-            with pytest.raises(StoreError):
-                open_cursor(MemoryStore(store.disk, faults=[Fault(mutation, kind)]), log)
-    assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_an_owner_that_opens_meanwhile_loses_nothing_to_the_other(log, monkeypatch, is_new):
-    """A second owner has read the pointer, or found none, and stops; the first goes on; then the second goes on."""
-    disk = MemoryDisk()
-    if not is_new:
-        open_cursor(MemoryStore(disk), log).close(now_ms=0)
-    slow = MemoryStore(disk)
-    receipts = []
-
-    def meanwhile(path, get=slow.metadata.get):
-        found = get(path)
-        monkeypatch.undo()
-        first = open_cursor(MemoryStore(disk), log)
-        receipt = first.ack(P(3, 5), now_ms=1)
-        first.persist(now_ms=1)
-        receipts.append((first, receipt))
-        return found
-
-    monkeypatch.setattr(slow.metadata, "get", meanwhile)
-    try:
-        open_cursor(slow, log)
-    except CursorFencedError:
-        assert is_new
-    ((first, receipt),) = receipts
-    assert first.durable(receipt)
-    assert open_cursor(MemoryStore(disk), log).is_acked(P(3, 5))
-
-
-def test_a_clock_that_goes_back_neither_stops_the_flush_nor_the_ledger(store, log):
-    cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=3_600_000)
-    cursor.ack(P(3, 4), now_ms=0)
-    assert cursor.tick(now_ms=0).route is PersistTarget.DELTA
-
-
 @pytest.mark.parametrize(
     ("named", "error", "saying"),
     [
@@ -647,9 +463,3 @@ def test_an_open_that_is_refused_takes_nothing_over(store, log, named, error, sa
         ManagedCursor.open(store, **({"topic": "t", "subscription": "s", "ledgers": log, "now_ms": 1} | named))
     cursor.ack(P(3, 4), now_ms=2)
     assert cursor.persist(now_ms=2).messages_covered == 1
-
-
-def test_a_message_log_is_not_its_ledgers(store):
-    log = MessageLog.open(store, topic="t")
-    with pytest.raises(TypeError, match=r"such as log\.ledgers, got a MessageLog"):
-        ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, now_ms=0)

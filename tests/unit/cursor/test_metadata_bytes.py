@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from ackstate import (
     CursorConfig,
-    CursorFencedError,
     DeletedRanges,
     Format,
     LedgerMap,
@@ -87,15 +86,6 @@ def test_what_was_closed_under_one_compression_is_closed_again_under_another(cod
     cursor.close(now_ms=3)
     assert (record(store)[:2] == MAGIC) == (reopened is not Compression.NONE)
     assert state_of(open_cursor(store)) == state
-
-
-def test_a_record_below_the_usual_threshold_stays_compressed_too():
-    store = MemoryStore()
-    closed_with(store, 100, compression=Compression.ZLIB, compression_bytes_min=100)
-    size = len(record(store))
-    open_cursor(store)
-    assert record(store)[:2] == MAGIC
-    assert len(record(store)) <= size + 8
 
 
 def test_a_state_that_a_property_uncompresses_moves_to_a_ledger():
@@ -183,38 +173,6 @@ def test_a_state_survives_every_fault_on_its_way_to_a_ledger(kind, change):
             assert state_of(open_cursor(again, **limits))[:3] == state[:3]
         assert len(record(again)) <= limits["metadata_bytes_max"]
         assert len(again.ledgers.owned_by(f"cursor {PATH}")) <= 1
-
-
-def test_an_owner_before_cannot_undo_the_move_nor_lose_the_new_ones_ledger():
-    store = MemoryStore()
-    closed_with(store, 300)
-    before = open_cursor(store)
-    now = open_cursor(store, metadata_bytes_max=900)
-    state = state_of(now)
-    before.ack(P(10, 0), now_ms=3)
-    for write in (lambda: before.persist(now_ms=3), lambda: before.set_cursor_properties({"a": "b"})):
-        with pytest.raises(CursorFencedError):
-            write()
-    assert state_of(open_cursor(store, metadata_bytes_max=900)) == state
-
-
-@pytest.mark.parametrize("format_", Format)
-def test_a_reset_that_has_only_the_metadata_store_keeps_to_its_limit(format_):
-    store = MemoryStore()
-    cursor = open_cursor(store, format=format_, metadata_bytes_max=1)
-    receipt = cursor.ack(P(10, 5), now_ms=1)
-    cursor.persist(now_ms=1)
-    assert cursor.durable(receipt)
-    store.break_ledgers()
-    before = store.metadata.get(PATH)
-    with pytest.raises(StoreError) as caught:
-        cursor.reset(P(10, 3), now_ms=2)
-    assert isinstance(caught.value.__cause__, PayloadTooLargeError)
-    assert store.metadata.get(PATH) == before
-    assert cursor.is_acked(P(10, 5))
-    store.mend_ledgers()
-    cursor.reset(P(10, 3), now_ms=3)
-    assert not cursor.is_acked(P(10, 5))
 
 
 # --- properties

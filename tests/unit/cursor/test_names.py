@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
 
 import pytest
-
-from ackstate import MemoryStore, Topics
 
 PACKAGES = [
     "ackstate",
@@ -49,18 +46,3 @@ def test_the_store_of_an_extra_names_it_if_it_is_not_installed(monkeypatch):
 
 def test_the_version_is_that_of_the_distribution():
     assert import_module("ackstate").__version__ == version("ackstate")
-
-
-def test_what_a_program_holds_names_itself():
-    with closing(MemoryStore()) as store:
-        topic = Topics(store).open("orders", now_ms=0)
-        subscription = topic.subscribe("billing", now_ms=0)
-        assert repr(store) == f"<MemoryStore of {len(store.disk.ledgers)} ledgers>"
-        assert "orders" in repr(topic)
-        assert "SHARED" in repr(subscription)
-        assert "billing at 1:-1" in repr(subscription.cursor)
-
-
-def test_other_names_are_refused():
-    with pytest.raises(AttributeError, match="module 'ackstate' has no attribute 'ManagedCurser'"):
-        import_module("ackstate").ManagedCurser  # noqa: B018

@@ -14,12 +14,22 @@ from ackstate import (
     LedgerMap,
     ManagedCursor,
     MemoryStore,
+    Message,
     Position,
+    SqliteStore,
+    Start,
     StoreError,
+    SubscriptionType,
+    SubscriptionTypeError,
+    Topic,
+    TopicClosedError,
+    Topics,
+    UnreadableCursorError,
 )
-from ackstate.cursor import PersistResult, PersistTarget, persist_all
-from ackstate.cursor.journal import Journal
+from ackstate.cursor import CursorOpening, PersistResult, PersistTarget, open_cursors, persist_all
+from ackstate.cursor.journal import Journal, cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
+from ackstate.topic import SubscriptionRequest
 
 P = Position
 
@@ -29,7 +39,7 @@ def log():
     return LedgerMap.from_counts({3: 100})
 
 
-def open_cursors(store, log, count=5, **settings):
+def opened(store, log, count=5, **settings):
     return [
         ManagedCursor.open(
             store, topic="t", subscription=f"s{n}", ledgers=log, config=CursorConfig(**settings), now_ms=0
@@ -44,7 +54,7 @@ def acked(cursors):
 
 def test_deltas_share_one_write(log):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
+    cursors = opened(store, log)
     receipts = acked(cursors)
     before = store.mutation_count
     results = persist_all(cursors, now_ms=2)
@@ -52,27 +62,14 @@ def test_deltas_share_one_write(log):
     assert [(result.route, result.messages_covered) for result in results] == [(PersistTarget.DELTA, 1)] * 5
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
     assert [result.route for result in persist_all(cursors, now_ms=3)] == [PersistTarget.NOTHING] * 5
-    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
-
-
-def test_what_becomes_a_snapshot_is_written_by_itself(log):
-    store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log, 3, ledger_entry_count_max=2)
-    cursors[1].ack(P(3, 1), now_ms=0)
-    cursors[1].persist(now_ms=0)
-    acked(cursors)
-    assert [result.route for result in persist_all(cursors, now_ms=2)] == [
-        PersistTarget.DELTA,
-        PersistTarget.SNAPSHOT,
-        PersistTarget.DELTA,
-    ]
+    assert all(cursor.is_acked(P(3, 5)) for cursor in opened(MemoryStore(store.disk), log))
 
 
 def test_one_that_was_fenced_or_closed_does_not_stop_the_others(log):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
+    cursors = opened(store, log)
     receipts = acked(cursors)
-    open_cursors(store, log, 2)[1].ack(P(3, 9), now_ms=1)  # takes the first two over
+    opened(store, log, 2)[1].ack(P(3, 9), now_ms=1)  # takes the first two over
     cursors[2].close(now_ms=1)
     results = persist_all(cursors, now_ms=2)
     assert [type(result) for result in results] == [
@@ -83,25 +80,9 @@ def test_one_that_was_fenced_or_closed_does_not_stop_the_others(log):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL])
-def test_failed_appends_send_their_cursors_to_the_metadata_store(log, kind):
-    store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
-    receipts = acked(cursors)
-    for failing in (1, 3):
-        store.inject(Fault(store.mutation_count + failing, kind))
-    results = persist_all(cursors, now_ms=2)
-    assert [(result.route, result.messages_covered) for result in results] == [
-        (PersistTarget.METADATA if number in {1, 3} else PersistTarget.DELTA, 1) for number in range(5)
-    ]
-    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert len(store.ledgers.owners()) == 3
-    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
-
-
 def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_again(log):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
+    cursors = opened(store, log)
     receipts = acked(cursors)
     store.break_ledgers()
     store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # Each puts its record, and deletes a ledger.
@@ -115,13 +96,13 @@ def test_where_the_metadata_store_fails_too_nothing_is_durable_and_all_is_tried_
     store.mend_ledgers()
     assert [result.messages_covered for result in persist_all(cursors, now_ms=3)] == failed
     assert cursors[1].durable(receipts[1])
-    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+    assert all(cursor.is_acked(P(3, 5)) for cursor in opened(MemoryStore(store.disk), log))
 
 
 def test_each_that_could_not_be_written_anywhere_says_why_it_could_not(log):
     """They shared one error, which reported the outcome of all for each."""
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log, 3, metadata_bytes_max=10)
+    cursors = opened(store, log, 3, metadata_bytes_max=10)
     acked(cursors)
     store.break_ledgers()
     errors = persist_all(cursors, now_ms=2)
@@ -134,7 +115,7 @@ def test_each_that_could_not_be_written_anywhere_says_why_it_could_not(log):
 
 def test_a_closed_store_answers_each_cursor_with_an_error_of_its_own(log):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log, 3)
+    cursors = opened(store, log, 3)
     acked(cursors)
     store.close()
     errors = persist_all(cursors, now_ms=2)
@@ -144,39 +125,18 @@ def test_a_closed_store_answers_each_cursor_with_an_error_of_its_own(log):
 @pytest.mark.parametrize("kind", [FaultKind.SYNC_FAILED, FaultKind.CRASH_BEFORE])
 def test_after_a_failed_sync_nothing_is_durable(log, kind):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
+    cursors = opened(store, log)
     receipts = acked(cursors)
     store.inject(Fault(store.mutation_count, kind))
     for now_ms in (2, 3):
         assert all(isinstance(result, StoreError) for result in persist_all(cursors, now_ms=now_ms))
         assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
         assert [cursor.redelivery_if_crashed for cursor in cursors] == [1] * 5
-    assert not any(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
-
-
-@pytest.mark.parametrize("bad", [0, 4])
-def test_what_breaks_off_before_it_is_written_leaves_every_ack_waiting(log, bad, monkeypatch):
-    store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log)
-    receipts = acked(cursors)
-    prepare = Journal.prepare
-
-    def interrupted(self, content):
-        if self is cursors[bad]._persister.journal:
-            raise KeyboardInterrupt
-        return prepare(self, content)
-
-    monkeypatch.setattr(Journal, "prepare", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        persist_all(cursors, now_ms=2)
-    monkeypatch.undo()
-    assert not any(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
-    assert [result.messages_covered for result in persist_all(cursors, now_ms=4)] == [1] * 5
-    assert all(cursor.is_acked(P(3, 5)) for cursor in open_cursors(MemoryStore(store.disk), log))
+    assert not any(cursor.is_acked(P(3, 5)) for cursor in opened(MemoryStore(store.disk), log))
 
 
 def test_cursors_of_two_stores_and_the_same_cursor_twice_are_refused(log):
-    cursor, other = (open_cursors(MemoryStore(MemoryDisk()), log, 1)[0] for _ in range(2))
+    cursor, other = (opened(MemoryStore(MemoryDisk()), log, 1)[0] for _ in range(2))
     for cursors in ([cursor, other], [cursor, cursor]):
         with pytest.raises(ValueError, match="share a store"):
             persist_all(cursors, now_ms=1)
@@ -185,7 +145,7 @@ def test_cursors_of_two_stores_and_the_same_cursor_twice_are_refused(log):
 
 def test_two_at_once_over_the_same_cursors_do_not_wait_for_each_other(log):
     store = MemoryStore(MemoryDisk())
-    cursors = open_cursors(store, log, 20)
+    cursors = opened(store, log, 20)
 
     def persist_often(ordered):
         for entry in range(50):
@@ -201,4 +161,203 @@ def test_two_at_once_over_the_same_cursors_do_not_wait_for_each_other(log):
     assert not any(thread.is_alive() for thread in threads)
     persist_all(cursors, now_ms=99)
     assert [cursor.redelivery_if_crashed for cursor in cursors] == [0] * 20
-    assert {cursor.mark_delete_position for cursor in open_cursors(MemoryStore(store.disk), log, 20)} == {P(3, 49)}
+    assert {cursor.mark_delete_position for cursor in opened(MemoryStore(store.disk), log, 20)} == {P(3, 49)}
+
+
+NAMES = [f"topic {number}" for number in range(6)]
+REQUESTS = [SubscriptionRequest(f"s{number}", Start.EARLIEST) for number in range(5)]
+
+
+class Syncs:
+    """A store on a disk, and how often it has synced."""
+
+    def __init__(self, path):
+        self.count = 0
+        self.store = SqliteStore(path)
+        self.store._database._connection.set_trace_callback(self._see)
+
+    def _see(self, statement):
+        self.count += statement == "COMMIT"
+
+    def of(self, call):
+        before = self.count
+        return call(), self.count - before
+
+
+@pytest.fixture
+def syncs(tmp_path):
+    syncs = Syncs(tmp_path / "store")
+    yield syncs
+    syncs.store.close()
+
+
+def all_opened(topics, *, now_ms):
+    assert all(isinstance(each, Topic) for each in topics.open_all(NAMES, now_ms=now_ms).values())
+
+
+def subscribed(topics, *, now_ms):
+    outcomes = topics.subscribe_all(dict.fromkeys(NAMES, REQUESTS), now_ms=now_ms)
+    assert len(outcomes) == len(NAMES) * len(REQUESTS)
+    assert all(outcomes[topic, name] is topics[topic].subscriptions[name] for topic, name in outcomes)
+
+
+def ack(topics, number):
+    for name in NAMES:
+        for subscription in topics[name].subscriptions.values():
+            subscription.ack(P(topics[name].log.ledgers.first_ledger_id, number), now_ms=0)
+
+
+def test_topics_and_subscriptions_share_the_syncs_of_opening_and_of_first_persists(syncs):
+    topics = Topics(syncs.store)
+    _, count = syncs.of(lambda: all_opened(topics, now_ms=0))
+    assert count < 3 * len(NAMES)  # The owner's record, the first ledger, the record that names it.
+    _, count = syncs.of(lambda: subscribed(topics, now_ms=0))
+    assert count < len(NAMES) * len(REQUESTS)
+    topics.publish(dict.fromkeys(NAMES, [Message(b"x")] * 9), now_ms=1)
+    ack(topics, 5)
+    outcomes, count = syncs.of(lambda: topics.tick(now_ms=10_000))
+    assert {outcome.route for outcome in outcomes.values()} == {PersistTarget.SNAPSHOT}
+    assert count < 2 * len(NAMES) * len(REQUESTS)  # For each the ledger, its first entry, the record.
+    ack(topics, 6)
+    _, count = syncs.of(lambda: topics.tick(now_ms=20_000))
+    assert count == 1
+    topics.close(now_ms=20_000)
+
+    topics = Topics(syncs.store)
+    _, count = syncs.of(lambda: all_opened(topics, now_ms=30_000))
+    assert count < 2 * len(NAMES)  # The record and the fence.
+    _, count = syncs.of(lambda: subscribed(topics, now_ms=30_000))
+    assert count < len(NAMES) * len(REQUESTS)
+    _, count = syncs.of(lambda: topics.publish({key: [Message(b"y")] for key in NAMES}, now_ms=30_001))
+    assert count < 3 * len(NAMES)  # The ledger, the record that names it, the message.
+    ack(topics, 7)
+    _, count = syncs.of(lambda: topics.close(now_ms=40_000))
+    assert count < 3 * len(NAMES) * len(REQUESTS)  # As above, and the deletion of the ledger before.
+    topics.open_all(NAMES, now_ms=50_000)
+    subscribed(topics, now_ms=50_000)
+    acked = {each.cursor.deleted.range_count for name in NAMES for each in topics[name].subscriptions.values()}
+    assert acked == {1}
+    assert len(syncs.store.ledgers.owners()) == len(NAMES) * (1 + len(REQUESTS))
+
+
+def test_subscriptions_that_cannot_be_opened_do_not_keep_the_others_from_it():
+    store = MemoryStore()
+    topic = Topic.open(store, "t", now_ms=0)
+    for name, kind in (("damaged", SubscriptionType.SHARED), ("exclusive", SubscriptionType.EXCLUSIVE)):
+        topic.subscribe(name, kind=kind, now_ms=0)
+    topic.close(now_ms=0)
+    path = cursor_path("t", "damaged")
+    store.metadata.put(path, b"\xff", expected_version=store.metadata.get(path).version)
+    topic = Topic.open(store, "t", now_ms=0)
+    requests = [SubscriptionRequest(name, kind=SubscriptionType.SHARED) for name in ("new", "damaged", "exclusive")]
+    outcomes = topic.subscribe_all(requests, now_ms=0)
+    assert [type(each) for each in (outcomes["damaged"], outcomes["exclusive"])] == [
+        UnreadableCursorError, SubscriptionTypeError,
+    ]  # fmt: skip
+    assert list(topic.subscriptions) == ["new"]
+    assert topic.subscribe_all(requests[:1], now_ms=0) == {"new": topic.subscriptions["new"]}
+
+
+def test_invalid_requests_change_nothing():
+    store = MemoryStore()
+    topics = Topics(store)
+    topic = topics.open("t", now_ms=0)
+    before = dict(store.disk.values)
+    good = SubscriptionRequest("good")
+    for error, bad in (
+        (ValueError, good),
+        (ValueError, SubscriptionRequest("")),
+        (TypeError, SubscriptionRequest("a", start=5)),
+        (ValueError, SubscriptionRequest("a", properties={"#pulsar.internal.x": "y"})),
+    ):
+        with pytest.raises(error):
+            topic.subscribe_all([good, bad], now_ms=0)
+    with pytest.raises(TypeError, match="kind"):
+        SubscriptionRequest("a", kind="Shared")
+    with pytest.raises(KeyError):
+        topics.subscribe_all({"t": [good], "closed": [good]}, now_ms=0)
+    with pytest.raises(ValueError, match="topic"):
+        topics.open_all(["other", ""], now_ms=0)
+    ledgers = LedgerMap.from_counts({3: 100})
+    opening = CursorOpening(topic="t", subscription="s", ledgers=ledgers)
+    with pytest.raises(ValueError, match="different"):
+        open_cursors(store, [opening, opening], now_ms=0)
+    assert (topic.subscriptions, store.disk.values) == ({}, before)
+    assert open_cursors(store, [], now_ms=0) == []
+    assert topic.subscribe_all([], now_ms=0) == {}
+    topic.close(now_ms=0)
+    with pytest.raises(TopicClosedError):
+        topic.subscribe_all([good], now_ms=0)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+@pytest.mark.parametrize("number", range(12))
+def test_a_write_that_fails_is_the_outcome_of_its_own_cursor(kind, number):
+    """Three cursors of a store begin their journals, each with four writes."""
+    store, ledgers = MemoryStore(), LedgerMap.from_counts({3: 100})
+    openings = [CursorOpening(topic="t", subscription=name, ledgers=ledgers) for name in "abc"]
+    open_cursors(store, openings, now_ms=0)
+    cursors = open_cursors(store, openings, now_ms=0)
+    receipts = [cursor.ack(P(3, 5), now_ms=1) for cursor in cursors]
+    store.inject(Fault(store.mutation_count + number, kind))
+    outcomes = persist_all(cursors, now_ms=2, executor=SerialExecutor())
+    fails = number % 4 == 2 and kind is FaultKind.FAIL_BEFORE  # A ledger falls back; a record has no way back.
+    assert [cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True)] == [
+        not isinstance(outcome, StoreError) for outcome in outcomes
+    ]
+    assert sum(isinstance(outcome, StoreError) for outcome in outcomes) <= 1
+    if fails:
+        assert isinstance(outcomes[number // 4], StoreError) or outcomes[number // 4].route is PersistTarget.METADATA
+    persist_all(cursors, now_ms=3)
+    store.forget_faults()
+    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert all(each.is_acked(P(3, 5)) for each in open_cursors(MemoryStore(store.disk), openings, now_ms=4))
+
+
+@pytest.mark.parametrize("write", ["create", "append", "put", "delete"])
+def test_an_interrupt_leaves_the_acks_waiting_that_it_met(write, monkeypatch):
+    store, ledgers = MemoryStore(), LedgerMap.from_counts({3: 100})
+    openings = [CursorOpening(topic="t", subscription=name, ledgers=ledgers) for name in "abc"]
+    open_cursors(store, openings, now_ms=0)
+    cursors = open_cursors(store, openings, now_ms=0)
+    receipts = [cursor.ack(P(3, 5), now_ms=1) for cursor in cursors]
+    part = type(store.metadata if write == "put" else store.ledgers)
+    method, calls = getattr(part, write), []
+
+    def interrupted(*args, **named):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return method(*args, **named)
+
+    monkeypatch.setattr(part, write, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        persist_all(cursors, now_ms=2, executor=SerialExecutor())
+    monkeypatch.undo()
+    assert [cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True)] == [True, False, True]
+    assert [cursor.redelivery_if_crashed for cursor in cursors] == [0, 1, 0]
+    assert not any(cursor._persister.writing.locked() for cursor in cursors)
+    cursors[0].ack(P(3, 6), now_ms=3)
+    assert [each.messages_covered for each in persist_all(cursors, now_ms=3)] == [1, 1, 0]
+    assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
+    assert all(each.is_acked(P(3, 5)) for each in open_cursors(MemoryStore(store.disk), openings, now_ms=4))
+
+
+def test_a_cursor_whose_record_changes_meanwhile_is_opened_again(monkeypatch):
+    store, ledgers = MemoryStore(), LedgerMap.from_counts({3: 100})
+    openings = [CursorOpening(topic="t", subscription=name, ledgers=ledgers) for name in "abc"]
+    rivals = open_cursors(store, openings, now_ms=0)
+    rivals[1].ack(P(3, 7), now_ms=0)
+    take_over, taken = Journal._take_over, []
+
+    def after_a_rival(journal, found):
+        if not taken:
+            rivals[1].set_cursor_properties({"by": "rival"})
+        taken.append(journal.path)
+        return take_over(journal, found)
+
+    monkeypatch.setattr(Journal, "_take_over", after_a_rival)
+    cursors = open_cursors(store, openings, now_ms=1)
+    assert all(isinstance(cursor, ManagedCursor) for cursor in cursors)
+    assert dict(cursors[1].cursor_properties) == {"by": "rival"}
+    assert isinstance(persist_all(rivals, now_ms=2)[1], CursorFencedError)

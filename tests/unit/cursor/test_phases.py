@@ -279,14 +279,15 @@ def test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early(name):
 
 @pytest.mark.parametrize("second", [persist, persist_together, reset, close])
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_second_write_waits_for_the_first(name, second):
+def test_a_second_write_waits_for_the_first_and_has_what_came_in_meanwhile(name, second):
     for boundary in boundaries_of(name):
         scene = Scene(name, boundary)
         scene.begin()
+        scene.check_crash()
+        late = scene.ack_meanwhile() if boundary % 2 else []
         waiting = CallInThread(lambda cursor=scene.cursor: second(cursor))
         waiting.start()
         assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
-        scene.check_crash()
         assert not scene.cursor.durable(scene.early)
         scene.go_on()
         waiting.ended()
@@ -294,23 +295,7 @@ def test_a_second_write_waits_for_the_first(name, second):
         is_reset = scene.is_reset or (second is reset and not is_refused)
         assert isinstance(waiting.error, CursorClosedError) if is_refused else waiting.error is None
         assert scene.cursor.durable(scene.early) == (not is_reset)
-        assert found_by_a_crash(scene.store.inner.disk) == (set(range(RESET_TO)) if is_reset else scene.after)
-        assert scene.cursor.redelivery_if_crashed == 0
-
-
-@pytest.mark.parametrize("second", [persist, close])
-@pytest.mark.parametrize("name", ROUTES)
-def test_what_came_in_meanwhile_is_in_the_second_write(name, second):
-    for boundary in boundaries_of(name):
-        scene = Scene(name, boundary)
-        scene.begin()
-        late = scene.ack_meanwhile()
-        waiting = CallInThread(lambda cursor=scene.cursor: second(cursor))
-        waiting.start()
-        assert scene.lock.waited_for.wait(PATIENCE_S), "a second write did not wait"
-        scene.go_on()
-        waiting.ended()
-        assert waiting.error is None or (scene.call is close and isinstance(waiting.error, CursorClosedError))
-        assert all(map(scene.cursor.durable, late)) != scene.is_reset
-        assert found_by_a_crash(scene.store.inner.disk) == acked(scene.cursor)
+        assert all(scene.cursor.durable(each) != is_reset for each in late)
+        after = acked(scene.cursor) if late else set(range(RESET_TO)) if is_reset else scene.after
+        assert found_by_a_crash(scene.store.inner.disk) == after
         assert scene.cursor.redelivery_if_crashed == 0

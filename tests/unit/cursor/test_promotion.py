@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorConfig, Format, ManagedCursor, Position, StoreError
+from ackstate import CursorConfig, Format, StoreError
 from ackstate.cursor import PersistTarget
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import Rule
@@ -66,14 +66,6 @@ class YoungAcks:
         return stats.promotion_count, stats.promoted_message_count
 
 
-def test_without_a_need_nothing_is_promoted():
-    story = YoungAcks()
-    story.fill()
-    assert story.promoted == (0, 0)
-    assert story.durable == []
-    assert story.cursor.stats().persist_count == 1  # when it was opened
-
-
 def test_the_oldest_are_promoted_and_about_as_much_as_the_release_mark_says_stays_young():
     story = YoungAcks()
     story.fill()
@@ -101,55 +93,6 @@ def test_young_acks_alone_never_close_the_gate(format_):
     assert 30 <= promotions <= 35
     assert promoted + story.cursor.redelivery_if_crashed == 500
     assert story.durable == [*range(1, 2 * promoted, 2)]
-
-
-def test_what_is_in_flight_is_not_promoted_and_promotion_makes_room_beside_it():
-    story = YoungAcks()
-    assert story.topic.dispatch("slow", 36) == [*range(36)]  # 23 bytes for the first, 14 for each other: 513
-    while story.go_on() < 109:
-        pass
-    # 37 acks of 14 bytes.
-    assert (story.subscription.usage().reserved_bytes, story.cursor.view.unpersisted_record_bytes) == (513, 518)
-    assert story.promoted == (0, 0)
-    assert story.go_on() == 110
-    # 824 less 513 and 14 leave room for 21 of them.
-    assert story.durable == [*range(37, 68, 2)]
-    assert story.cursor.view.unpersisted_record_bytes == 294
-
-
-def test_at_the_end_of_a_ledger_room_is_made_for_the_first_message_of_the_next():
-    story = YoungAcks(message_counts=(110, 50))
-    assert story.topic.dispatch("slow", 36) == [*range(36)]
-    while story.go_on() < 109:
-        pass
-    assert (story.subscription.usage().reserved_bytes, story.cursor.view.unpersisted_record_bytes) == (513, 518)
-    assert story.go_on() == 110
-    assert story.topic.positions[110].entry_id == 0
-    # It takes 23 bytes: 824 less 513 and those leave room for 20 ranges of 14, not for 21.
-    assert story.durable == [*range(37, 70, 2)]
-    assert story.cursor.view.unpersisted_record_bytes == 280
-
-
-def test_with_everything_in_flight_the_gate_closes_and_nothing_is_promoted():
-    story = YoungAcks()
-    assert len(story.topic.dispatch("slow", 500)) == 73
-    assert story.topic.dispatch("a", 1) == []
-    (reason,) = story.subscription.why_blocked()
-    assert (reason.rule, reason.used, reason.store_error) == (BYTES, 1_031, None)
-    assert story.promoted == (0, 0)
-
-
-def test_once_the_acks_of_what_was_in_flight_come_they_are_promoted_and_the_gate_opens():
-    story = YoungAcks()
-    assert len(story.topic.dispatch("slow", 500)) == 73
-    assert story.topic.dispatch("a", 1) == []
-    story.topic.ack(*range(1, 73, 2))
-    assert story.subscription.why_blocked()[0].used == 1_031
-    assert story.topic.dispatch("a", 1) == [73]
-    assert story.subscription.why_blocked() == ()
-    # 37 in flight with 527 bytes, and 824 less those and 14 leave room for 20 ranges.
-    assert story.promoted == (1, 16)
-    assert story.cursor.view.unpersisted_record_bytes == 280
 
 
 def test_switched_off_the_gate_closes_until_the_acks_are_old():
@@ -195,15 +138,6 @@ def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_open
     assert story.subscription.why_blocked() == ()
     assert story.promoted == (1, 16)
     assert story.durable == [*range(1, 32, 2)]
-
-
-def test_a_failed_promotion_is_tried_again_though_the_clock_went_back():
-    story = YoungAcks()
-    story.fill()
-    story.break_store()
-    assert story.topic.dispatch("a", 1, now_ms=5) == []
-    story.mend_store()
-    assert story.topic.dispatch("a", 1, now_ms=-3_600_000) == [144]
 
 
 def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
@@ -260,16 +194,3 @@ def test_promote_leaves_so_many_bytes_at_most(record_bytes_max, left, durable_la
     assert story.cursor.view.unpersisted_record_bytes == left
     assert story.durable == ([] if durable_last is None else [*range(1, durable_last + 1, 2)])
     assert story.cursor.stats().promoted_message_count == len(story.durable)
-
-
-def test_a_promotion_survives_a_crash():
-    story = YoungAcks()
-    story.fill()
-    story.go_on(now_ms=1)
-    before = story.topic
-    reopened = ManagedCursor.open(
-        before.log.store, topic="t", subscription="s", ledgers=before.log.ledgers, config=CONFIG, now_ms=2
-    )
-    ledger_id = before.positions[0].ledger_id
-    assert [run.first for run in reopened.deleted.runs()] == [*range(1, 32, 2)]
-    assert not reopened.is_acked(Position(ledger_id, 33))

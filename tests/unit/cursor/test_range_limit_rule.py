@@ -57,17 +57,6 @@ def test_killed_brokers_redelivered_what_the_rule_of_4_2_excludes():
         assert gauge == len(redelivered)
 
 
-def test_the_exact_rule_redelivers_where_pulsar_keeps_the_first_ledger_whole():
-    """A limit of 100 with all ranges in one ledger: the numbers in the documents."""
-    log, found = LedgerMap.from_counts({5: 4_000}), {}
-    for rule in (LimitRule.EXACT, LimitRule.PULSAR_4_2):
-        cursor = opened(MemoryStore(), log, range_count_max=100, range_limit_rule=rule)
-        cursor.ack_entries(5, range(1, 4_000, 2), now_ms=0)
-        cursor.persist(now_ms=0)
-        found[rule] = cursor.redelivery_if_crashed
-    assert found == {LimitRule.EXACT: 1_900, LimitRule.PULSAR_4_2: 0}
-
-
 @pytest.mark.parametrize(
     ("rule", "form", "limit", "kept"),
     [

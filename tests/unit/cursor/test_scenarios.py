@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.selection import Keep
-from ackstate.stores.memory import MemoryDisk
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
 CAUSES = ("unwritten", "young", "cut")
@@ -91,19 +88,13 @@ def entries(text):
         yield from range(int(first), int(last or first) + 1, int(stride or 1))
 
 
-def memory_disk():
-    """Return a function that opens a store on an empty disk, and each time on the same."""
-    return partial(MemoryStore, MemoryDisk())
-
-
 class OneCursor:
     """Does the steps with one cursor; a crash drops it and opens another on the disk."""
 
-    def __init__(self, ledgers, config, make_store=None):
-        self.make_store = make_store or memory_disk()
+    def __init__(self, ledgers, config):
         self.log = LedgerMap.from_counts(ledgers)
         self.config = config
-        self.store = self.make_store()
+        self.store = MemoryStore()
         self.cursor = self.open(0)
 
     def open(self, now_ms):
@@ -112,8 +103,7 @@ class OneCursor:
         )
 
     def crash(self, now_ms):
-        self.store.close()
-        self.store = self.make_store()
+        self.store = MemoryStore(self.store.disk)
         self.cursor = self.open(now_ms)
 
     def do(self, step):
@@ -144,17 +134,14 @@ class OneCursor:
         assert self.cursor.backlog - backlog == sum(gauge.values())
 
 
-def tell(scenario, name, *, new_disk=memory_disk):
+def tell(scenario, name):
     """Check every expectation that a scenario has for a configuration, each in a story of its own."""
     for at, (at_ms, _, _, expected) in enumerate(scenario.steps):
         if expected:
-            broker = OneCursor(scenario.ledgers, scenario.configurations[name], new_disk())
-            try:
-                for step in scenario.steps[: at + 1]:
-                    broker.do(step)
-                broker.check(expected[name], at_ms)
-            finally:
-                broker.store.close()
+            broker = OneCursor(scenario.ledgers, scenario.configurations[name])
+            for step in scenario.steps[: at + 1]:
+                broker.do(step)
+            broker.check(expected[name], at_ms)
 
 
 def stories():
@@ -171,12 +158,6 @@ def test_a_scenario(path, name):
     tell(read(path), name)
 
 
-@pytest.mark.parametrize(("path", "name"), STORIES)
-def test_a_scenario_on_sqlite(path, name, tmp_path):
-    numbers = count()
-    tell(read(path), name, new_disk=lambda: partial(SqliteStore, tmp_path / str(next(numbers))))
-
-
 def ranges_text(pairs):
     """Return ranges of ledger 3 as Pulsar prints them, from the first and last entry of each, both acked."""
     return f"[{','.join(f'(3:{first - 1}..3:{last}]' for first, last in pairs)}]"
@@ -186,52 +167,6 @@ def persisted(broker, acked):
     broker.cursor.ack_entries(3, acked, now_ms=0)
     broker.cursor.persist(now_ms=0)
     return broker
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", Keep)
-@pytest.mark.parametrize("range_count_max", [None, 10_000])
-def test_odd_entries_up_to_a_million_and_one_then_the_even_ones(keep, range_count_max):
-    """`[1,3,...,1000001]`, and `[2,4,...,1000000]` are acked soon after. All are equally wide: the lowest are kept."""
-    limited = CursorConfig(range_count_max=range_count_max, keep=keep)
-    kept = range_count_max or 500_001
-    broker = OneCursor({3: 1_000_002}, limited)
-    persisted(broker, range(1, 1_000_002, 2))
-    lost = {"cut": 500_001 - kept}
-    expected = ExpectedCrash("3:-1", ranges_text((entry, entry) for entry in range(1, 2 * kept, 2)), lost)
-    broker.check(expected, 0)
-
-    broker = OneCursor({3: 1_000_002}, limited)
-    persisted(broker, range(1, 1_000_002, 2))
-    persisted(broker, range(2, 1_000_001, 2))
-    broker.check(ExpectedCrash("3:-1", "[(3:0..3:1000001]]", {}), 0)
-
-
-@pytest.mark.parametrize("stuck", [0, 3, 7])
-def test_one_of_eight_consumers_never_acks(stuck):
-    """Served in turn, eight consumers get every eighth of 8,000 entries each; one of them acks nothing."""
-    broker = persisted(OneCursor({3: 8_000}, CursorConfig()), [entry for entry in range(8_000) if entry % 8 != stuck])
-    pairs = [(first, min(first + 6, 7_999)) for first in range(stuck + 1, 8_000, 8)]
-    broker.check(ExpectedCrash(f"3:{stuck - 1}", ranges_text(pairs), {}), 0)
-
-
-def test_one_consumer_acks_some_and_the_limit_cuts_the_highest():
-    """Of 100 consumers the last acks only every second message: a hole in every 200 entries, and 50 ranges."""
-    acked = [entry for entry in range(10_000) if entry % 200 != 99]
-    broker = persisted(OneCursor({3: 10_000}, CursorConfig(range_count_max=20)), acked)
-    pairs = [(100 + 200 * number, 298 + 200 * number) for number in range(20)]
-    # Of 50 ranges 29 are cut of 199 entries each, and the last, which ends with the log, of 100.
-    broker.check(ExpectedCrash("3:98", ranges_text(pairs), {"cut": 29 * 199 + 100}), 0)
-
-
-@pytest.mark.parametrize("long_delayed_every", [2, 10, 100])
-def test_long_delayed_messages_among_short_delayed_ones(long_delayed_every):
-    """At a fixed distance messages are due in a day; the others are acked when the minute is over, and nothing
-    closes."""
-    acked = [entry for entry in range(10_000) if entry % long_delayed_every]
-    broker = persisted(OneCursor({3: 10_000}, CursorConfig()), acked)
-    pairs = [(first + 1, first + long_delayed_every - 1) for first in range(0, 10_000, long_delayed_every)]
-    broker.check(ExpectedCrash("3:-1", ranges_text(pairs), {}), 0)
 
 
 @pytest.mark.parametrize(

@@ -16,89 +16,31 @@ THREADS = 8
 ENTRIES = 8_000
 
 
-class GatedLedgers:
-    """A ledger store whose appends wait for the test, so that it stands between plan and commit."""
-
-    def __init__(self, ledgers):
-        self._ledgers = ledgers
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-
-    def __getattr__(self, name):
-        return getattr(self._ledgers, name)
-
-    def append(self, ledger_id, entries):
-        self.begun.set()
-        assert self.go_on.wait(timeout=30)
-        return self._ledgers.append(ledger_id, entries)
-
-
-class GatedStore:
-    def __init__(self):
-        self.inner = MemoryStore()
-        self.ledgers, self.metadata, self.close = (
-            GatedLedgers(self.inner.ledgers),
-            self.inner.metadata,
-            self.inner.close,
-        )
-
-
 def open_cursor(store, log, subscription="s"):
     return ManagedCursor.open(store, topic="t", subscription=subscription, ledgers=log, now_ms=0)
 
 
-def test_acks_that_arrive_while_a_persist_writes_wait_for_the_next():
-    store, log = GatedStore(), LedgerMap.from_counts({1: 10})
-    cursor = open_cursor(store, log)
-    early = cursor.ack(Position(1, 5), now_ms=1)
-    store.ledgers.begun.clear()
-    store.ledgers.go_on.clear()
-    writer = threading.Thread(target=cursor.persist, kwargs={"now_ms": 1})
-    writer.start()
-    assert store.ledgers.begun.wait(timeout=30)
-    late = cursor.ack_entries(1, [0, 7], now_ms=2)
-    assert (cursor.redelivery_if_crashed, cursor.mark_delete_position) == (3, Position(1, 0))
-    assert cursor.view.unpersisted_record_bytes > 0
-    store.ledgers.go_on.set()
-    writer.join()
-    assert cursor.durable(early)
-    assert not cursor.durable(late)
-    assert (cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position) == (2, Position(1, -1))
-    crashed = open_cursor(MemoryStore(store.inner.disk), log)
-    assert str(crashed.deleted) == "[(1:4..1:5]]"
-
-
-def test_an_ack_that_arrives_while_the_cursor_closes_is_persisted_too():
-    store, log = GatedStore(), LedgerMap.from_counts({1: 10})
+def test_a_cursor_that_another_thread_closes_meanwhile_is_closed_without_an_error(monkeypatch):
+    store, log = MemoryStore(), LedgerMap.from_counts({1: 10})
     cursor = open_cursor(store, log)
     cursor.ack(Position(1, 5), now_ms=1)
-    store.ledgers.begun.clear()
-    store.ledgers.go_on.clear()
-    closer = threading.Thread(target=cursor.close, kwargs={"now_ms": 1})
-    closer.start()
-    assert store.ledgers.begun.wait(timeout=30)
-    late = cursor.ack(Position(1, 7), now_ms=2)
-    store.ledgers.go_on.set()
-    closer.join()
-    assert cursor.durable(late)
-    assert open_cursor(MemoryStore(store.inner.disk), log).is_acked(Position(1, 7))
+    append, begun, go_on = store.ledgers.append, threading.Event(), threading.Event()
 
+    def held_up(*args):
+        begun.set()
+        assert go_on.wait(timeout=30)
+        return append(*args)
 
-def test_a_cursor_that_another_thread_closes_meanwhile_is_closed_without_an_error():
-    store, log = GatedStore(), LedgerMap.from_counts({1: 10})
-    cursor = open_cursor(store, log)
-    cursor.ack(Position(1, 5), now_ms=1)
-    store.ledgers.begun.clear()
-    store.ledgers.go_on.clear()
+    monkeypatch.setattr(store.ledgers, "append", held_up)
     errors = []
     first = threading.Thread(target=cursor.close, kwargs={"now_ms": 1})
     second = threading.Thread(target=lambda: errors.extend(close_all([cursor], now_ms=1)))
     first.start()
-    assert store.ledgers.begun.wait(timeout=30)
+    assert begun.wait(timeout=30)
     second.start()
     # It has found the cursor open, and waits for the write of the other.
     wait_until(lambda: sys._current_frames()[second.ident].f_code is execute_one.__code__)
-    store.ledgers.go_on.set()
+    go_on.set()
     first.join()
     second.join()
     assert errors == [None]

@@ -1,198 +1,514 @@
-"""One behaviour of the gate at a time."""
+"""The gate, one behaviour at a time: grants, marks, verdicts, a look at the use, the limit of a broker, waiters."""
+
+import logging
+import threading
 
 import pytest
 
-from ackstate.limits import DispatchGate, GateLimits, Rule, Usage, Verdict
+from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule, Usage, Verdict
 
 NOTHING_USED = Usage(0, 0, 0)
+BYTES = {"max_unpersisted_ack_record_bytes": 1024}
+MESSAGES, RANGES, OF_CONSUMER = "max_unacked_messages", "max_unacked_ranges", "max_unacked_messages_per_consumer"
 
 
-def bytes_gate(limit: int = 1024, *, release_ratio: float = 0.8) -> DispatchGate:
-    return DispatchGate(
-        GateLimits(
-            max_unpersisted_ack_record_bytes=limit,
-            max_unacked_messages=0,
-            unpersisted_release_ratio=release_ratio,
-        )
-    )
+def gate_of(broker=None, **limits):
+    """A gate with no limits but these."""
+    off = {"max_unpersisted_ack_record_bytes": 0, MESSAGES: 0, OF_CONSUMER: 0}
+    return DispatchGate(GateLimits(**{**off, **limits}), broker=broker)
 
 
-def messages_gate(limit: int) -> DispatchGate:
-    return DispatchGate(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_messages=limit))
+def messages(unacked):
+    return Usage(0, 0, unacked, consumer_unacked_messages=unacked)
+
+
+def ranges(count, reserved=0):
+    return Usage(0, 0, 0, count, reserved)
+
+
+def ask(gate, usage, costs, **more):
+    """Ask for messages of these costs, or for so many; return how many are granted."""
+    return gate.request([17] * costs if isinstance(costs, int) else costs, usage=usage, **more).granted
 
 
 def test_the_defaults_are_pulsars():
     assert GateLimits() == GateLimits(5 * 1024 * 1024, 200_000, 0.8, 0.5, 0, 50_000)
 
 
-@pytest.mark.parametrize("limit", [1, 1023])
-def test_a_byte_limit_too_small_to_work_with_is_refused_by_name(limit):
-    with pytest.raises(ValueError, match=rf"maxUnPersistAckRecordsBytes.* is {limit}: below 1024"):
-        GateLimits(max_unpersisted_ack_record_bytes=limit)
+GRANTS = {  # limits -> for each usage and request, how many messages it is granted
+    "a byte limit below one is off": ({"max_unpersisted_ack_record_bytes": -1}, [(Usage(10**12, 10**12, 0), 1, 1)]),
+    "a message limit of zero is off": ({}, [(messages(10**9), 3, 3)]),
+    "bytes to the last": (BYTES, [(Usage(600, 400, 9), [24], 1), (Usage(600, 400, 9), [25], 0)]),
+    "what would fit behind waits": (BYTES, [(Usage(1000, 0, 0), [30, 1], 0)]),
+    "nothing is granted": (BYTES, [(Usage(5000, 0, 0), [], 0)]),
+    "bytes open at their mark": (BYTES, [(Usage(used, 0, 0), 1, used in {819, 836}) for used in (1020, 820, 819, 836)]),
+    "one larger than the limit": (BYTES, [(NOTHING_USED, [2000], 0), (NOTHING_USED, 1, 1)]),
+    "a part leaves the rule open": ({MESSAGES: 4}, [(NOTHING_USED, 5, 4), (messages(3), 1, 1)]),
+    "the last range goes out": ({RANGES: 10}, [(ranges(4, 5), 1, 1), (ranges(4, 4), 3, 2), (ranges(4, 6), 1, 0)]),
+    "ranges open at their mark": ({RANGES: 10}, [(ranges(10), 1, 0), (ranges(9), 1, 0), (ranges(8), 1, 1)]),
+    "a consumer opens at half": ({OF_CONSUMER: 5}, [(messages(used), 1, used == 2) for used in (5, 3, 2)]),
+    **{
+        f"{limit} messages open below half as in Pulsar": (
+            {MESSAGES: limit}, [(messages(limit), 1, 0), (messages(opens_at + 1), 1, 0), (messages(opens_at), 1, 1)]
+        )
+        for limit, opens_at in [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (50_000, 24_999)]
+    },
+}  # fmt: skip
 
 
-def test_a_negative_message_limit_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"max_unacked_messages .*must be at least 0, got -1"):
-        GateLimits(max_unacked_messages=-1)
+@pytest.mark.parametrize(("limits", "requests"), GRANTS.values(), ids=GRANTS)
+def test_so_many_messages_are_granted(limits, requests):
+    gate = gate_of(**limits)
+    assert [ask(gate, usage, costs, consumer="a") for usage, costs, _ in requests] == [each[-1] for each in requests]
 
 
 @pytest.mark.parametrize(
-    ("name", "key"),
+    ("limits", "costs", "usage", "verdict"),
     [
-        ("max_unacked_ranges", "managedLedgerMaxUnackedRangesToPersist"),
-        ("max_unacked_messages_per_consumer", "maxUnackedMessagesPerConsumer"),
+        (BYTES, [20, 20, 20, 1], Usage(480, 500, 9), (2, Rule.UNPERSISTED_ACK_RECORD_BYTES, 1020, 1024, 819)),
+        ({MESSAGES: 4}, [17] * 3, Usage(0, 34, 2), (2, Rule.UNACKED_MESSAGES, 4, 4, 1)),
+        ({RANGES: 10}, [17] * 3, ranges(4, 4), (2, Rule.UNACKED_RANGES, 10, 10, 8)),
+        (BYTES | {MESSAGES: 1}, [17], Usage(0, 1024, 1), (0, Rule.UNPERSISTED_ACK_RECORD_BYTES, 1024, 1024, 819, 0)),
     ],
 )
-def test_the_other_limits_refuse_a_negative_number_by_name(name, key):
-    with pytest.raises(ValueError, match=rf"{name} \({key}\) must be at least 0, got -3"):
-        GateLimits(**{name: -3})
+def test_the_verdict_says_what_stopped_the_longest_prefix_that_fits(limits, costs, usage, verdict):
+    assert gate_of(**limits).request(costs, usage=usage) == Verdict(*verdict)
 
 
-@pytest.mark.parametrize("name", ["unpersisted_release_ratio", "unacked_release_ratio"])
-@pytest.mark.parametrize("ratio", [0, -0.1, 1.01, float("nan")])
-def test_a_release_ratio_out_of_bounds_is_refused_by_name(name, ratio):
-    with pytest.raises(ValueError, match=name):
-        GateLimits(**{name: ratio})
+def test_a_closed_consumer_blocks_no_other_and_comes_back_open():
+    gate = gate_of(**{OF_CONSUMER: 2})
+    assert [ask(gate, messages(2), 1, consumer="a"), ask(gate, messages(1), 1, consumer="b")] == [0, 1]
+    assert (gate.closed_consumers, gate.why_blocked(messages(2), "b")) == (("a",), ())
+    (verdict,) = gate.why_blocked(messages(2), "a")
+    assert (verdict.rule, verdict.used, verdict.limit) == (Rule.CONSUMER_UNACKED_MESSAGES, 2, 2)
+    gate.refresh(NOTHING_USED)
+    assert gate.closed_consumers == ("a",)  # Of its use nothing was said.
+    gate.consumer_closed("a")
+    gate.consumer_closed("never seen")
+    assert (gate.is_closed, ask(gate, messages(1), 1, consumer="a")) == (False, 1)
 
 
-@pytest.mark.parametrize("off", [0, -1])
-def test_a_byte_limit_below_one_is_off(off):
-    assert bytes_gate(off).request([10**9], usage=Usage(10**12, 10**12, 0)) == Verdict(1)
+@pytest.mark.parametrize("name", [MESSAGES, OF_CONSUMER])
+def test_a_batch_larger_than_the_limit_goes_out_alone(name):
+    gate = gate_of(**{name: 5})
+    assert ask(gate, messages(1), 1, weights=[9]) == 0
+    assert ask(gate, NOTHING_USED, 2, weights=[9, 1]) == 1
+    assert gate.request_redelivery([17] * 2, usage=NOTHING_USED, weights=[9, 1]).granted == 1
+    assert gate.request_redelivery([17], usage=messages(1), weights=[9]).granted == 0
 
 
-def test_a_message_limit_of_zero_is_off():
-    assert messages_gate(0).request([17] * 3, usage=Usage(0, 0, 10**9)) == Verdict(3)
-
-
-def test_a_grant_fills_the_byte_limit_to_the_last_byte_and_not_beyond():
-    gate = bytes_gate(1024)
-    assert gate.request([24], usage=Usage(600, 400, 9)) == Verdict(1)
-    assert gate.request([25], usage=Usage(600, 400, 9)).granted == 0
-
-
-def test_the_longest_prefix_that_fits_is_granted_and_the_verdict_says_what_stopped_it():
-    verdict = bytes_gate(1024).request([20, 20, 20, 1], usage=Usage(480, 500, 9))
-    assert verdict == Verdict(2, Rule.UNPERSISTED_ACK_RECORD_BYTES, used=1020, limit=1024, released_at=819)
-
-
-def test_a_message_that_would_fit_behind_one_that_does_not_waits_its_turn():
-    assert bytes_gate(1024).request([30, 1], usage=Usage(1000, 0, 0)).granted == 0
-
-
-def test_the_message_limit_cuts_a_request_short():
-    verdict = messages_gate(4).request([17] * 3, usage=Usage(0, 34, 2))
-    assert verdict == Verdict(2, Rule.UNACKED_MESSAGES, used=4, limit=4, released_at=1)
-
-
-def test_with_both_limits_reached_the_bytes_are_named():
-    gate = DispatchGate(GateLimits(max_unpersisted_ack_record_bytes=1024, max_unacked_messages=1))
-    usage = Usage(0, 1024, 1)
-    assert gate.request([17], usage=usage).rule is Rule.UNPERSISTED_ACK_RECORD_BYTES
-    assert [verdict.rule for verdict in gate.why_blocked(usage)] == [
-        Rule.UNPERSISTED_ACK_RECORD_BYTES,
-        Rule.UNACKED_MESSAGES,
-    ]
-    assert [gate.blocked_count(rule) for rule in Rule] == [1, 0, 1, 0, 0]
-
-
-def test_a_request_for_nothing_is_granted_and_closes_nothing():
-    gate = bytes_gate(1024)
-    assert gate.request([], usage=Usage(5000, 0, 0)) == Verdict(0)
-    assert gate.why_blocked(Usage(5000, 0, 0)) == ()
-
-
-def test_a_closed_byte_rule_opens_at_its_mark_and_not_a_byte_above():
-    gate = bytes_gate(1024)
-    assert gate.request([17], usage=Usage(1020, 0, 0)).granted == 0
-    assert gate.request([17], usage=Usage(820, 0, 0)).granted == 0
-    assert gate.request([17], usage=Usage(819, 0, 0)).granted == 1
-    assert gate.request([17], usage=Usage(836, 0, 0)).granted == 1
-
-
-@pytest.mark.parametrize(("limit", "opens_at"), [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (50_000, 24_999)])
-def test_a_closed_message_rule_opens_below_half_as_pulsar_does(limit, opens_at):
-    gate = messages_gate(limit)
-    assert gate.request([17], usage=Usage(0, 0, limit)).granted == 0
-    assert gate.request([17], usage=Usage(0, 0, opens_at + 1)).granted == 0
-    assert gate.request([17], usage=Usage(0, 0, opens_at)).granted == 1
-
-
-def test_a_partly_granted_request_leaves_the_rule_open():
-    gate = messages_gate(4)
-    assert gate.request([17] * 5, usage=NOTHING_USED).granted == 4
-    assert gate.request([17], usage=Usage(0, 0, 3)).granted == 1
-    assert gate.blocked_count(Rule.UNACKED_MESSAGES) == 0
-
-
-def test_a_rule_counts_its_closings_and_not_the_requests_it_refuses():
-    gate = messages_gate(1)
-    for _ in range(2):
-        for _ in range(3):
-            assert gate.request([17], usage=Usage(0, 0, 1)).granted == 0
-        assert gate.request([17], usage=NOTHING_USED).granted == 1
-    assert gate.blocked_count(Rule.UNACKED_MESSAGES) == 2
-    assert gate.blocked_count(Rule.UNPERSISTED_ACK_RECORD_BYTES) == 0
-
-
-def test_with_a_ratio_of_one_a_closed_rule_waits_for_room_and_closes_once():
-    gate = bytes_gate(1024, release_ratio=1.0)
-    for used in (1020, 1015, 1008):
-        verdict = gate.request([17], usage=Usage(used, 0, 0))
-        assert (verdict.granted, verdict.released_at) == (0, 1007)
-        assert gate.why_blocked(Usage(used, 0, 0)) == (verdict,)
-    assert gate.request([17], usage=Usage(1007, 0, 0)).granted == 1
-    assert gate.blocked_count(Rule.UNPERSISTED_ACK_RECORD_BYTES) == 1
-
-
-def test_a_message_larger_than_the_limit_does_not_shut_out_the_others_for_good():
-    gate = bytes_gate(1024)
-    assert gate.request([2000], usage=NOTHING_USED).granted == 0
-    assert gate.request([17], usage=NOTHING_USED).granted == 1
-
-
-def test_a_redelivery_passes_a_closed_rule_but_not_the_limit():
-    gate = bytes_gate(1024)
-    gate.request([17], usage=Usage(1010, 0, 0))
-    assert gate.request([17], usage=Usage(900, 0, 0)).granted == 0
+def test_a_redelivery_passes_a_closed_rule_but_no_limit_and_closes_nothing():
+    gate = gate_of(**BYTES)
+    assert [ask(gate, Usage(used, 0, 0), 1) for used in (1010, 900)] == [0, 0]
     assert gate.request_redelivery([62, 62, 1], usage=Usage(900, 0, 0)).granted == 2
     assert gate.request_redelivery([1], usage=Usage(900, 124, 2)).granted == 0
-    assert gate.why_blocked(Usage(900, 124, 2))[0].used == 1024
+    gate = gate_of(**{MESSAGES: 2, RANGES: 10})
+    assert gate.request_redelivery([17], usage=messages(2)).rule is Rule.UNACKED_MESSAGES
+    assert gate.request_redelivery([17] * 3, usage=ranges(10), range_costs=[0, 0, 1]).granted == 2
+    assert ask(gate, messages(1), 1) == 1
 
 
-def test_a_refused_redelivery_closes_nothing():
-    gate = messages_gate(2)
-    assert gate.request_redelivery([17], usage=Usage(0, 0, 2)).rule is Rule.UNACKED_MESSAGES
-    assert gate.request([17], usage=Usage(0, 0, 1)).granted == 1
+def test_a_verdict_says_since_when_its_rule_is_closed_and_each_closing_counts_once():
+    gate = gate_of(**{MESSAGES: 4})
+    assert gate.request([17] * 5, usage=NOTHING_USED, now_ms=5).since_ms is None
+    assert [gate.request([17], usage=messages(4 - at), now_ms=7 + at).since_ms for at in (0, 1)] == [7, 7]
+    assert gate.why_blocked(messages(3)) == (Verdict(0, Rule.UNACKED_MESSAGES, 3, 4, 1, 7),)
+    assert gate.why_blocked(messages(1)) == ()
+    assert gate.request([17], usage=messages(1), now_ms=9) == Verdict(1)
+    assert gate.request([17], usage=messages(4), now_ms=10).since_ms == 10
+    assert [gate.blocked_count(rule) for rule in Rule] == [0, 0, 2, 0, 0]
 
 
-def test_why_blocked_follows_the_use_without_a_request():
-    gate = messages_gate(10)
-    gate.request([17], usage=Usage(0, 0, 10))
-    assert gate.why_blocked(Usage(0, 0, 5)) == (Verdict(0, Rule.UNACKED_MESSAGES, 5, 10, 4, 0),)
-    assert gate.why_blocked(Usage(0, 0, 4)) == ()
-
-
-def test_limits_lowered_below_the_use_block_until_it_has_fallen():
-    gate = messages_gate(100)
-    assert gate.request([17] * 100, usage=NOTHING_USED).granted == 100
-    gate.change_limits(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_messages=10))
-    assert gate.request([17], usage=Usage(0, 0, 100)) == Verdict(0, Rule.UNACKED_MESSAGES, 100, 10, 4, 0)
-    assert gate.request_redelivery([17], usage=Usage(0, 0, 99)).granted == 0
-    assert gate.request([17], usage=Usage(0, 0, 4)).granted == 1
-
-
-def test_limits_raised_or_switched_off_free_a_closed_rule():
-    gate = messages_gate(10)
-    gate.request([17], usage=Usage(0, 0, 10))
+def test_limits_that_change_keep_a_rule_closed_until_the_use_has_fallen_and_may_free_it():
+    gate = gate_of(**{MESSAGES: 100})
+    gate.change_limits(GateLimits(0, 10))
+    assert gate.request([17], usage=messages(100)) == Verdict(0, Rule.UNACKED_MESSAGES, 100, 10, 4, 0)
+    assert gate.request_redelivery([17], usage=messages(99)).granted == 0
     gate.change_limits(GateLimits(0, 30))
-    assert gate.request([17], usage=Usage(0, 0, 15)).granted == 0
-    assert gate.request([17], usage=Usage(0, 0, 14)).granted == 1
-    gate.request([17], usage=Usage(0, 0, 30))
+    assert [ask(gate, messages(used), 1) for used in (15, 14, 30)] == [0, 1, 0]
     gate.change_limits(GateLimits(0, 0))
-    assert gate.request([17], usage=Usage(0, 0, 30)).granted == 1
-    assert gate.limits == GateLimits(0, 0)
+    assert (ask(gate, messages(30), 1), gate.limits) == (1, GateLimits(0, 0))
 
 
-def test_a_negative_worst_case_is_refused():
-    with pytest.raises(ValueError, match="worst case in bytes of message 1 must be at least 0, got -1"):
-        bytes_gate().request([17, -1], usage=NOTHING_USED)
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ({"weights": [1]}, "2 messages and 1 of weight"),
+        ({"weights": [1, 0]}, "weight of message 1 must be at least 1, got 0"),
+        ({"range_costs": [-1, 0]}, "range cost of message 0 must be at least 0, got -1"),
+        ({"range_costs": [1, 0, 0]}, "2 messages and 3 of range cost"),
+        ({"record_bytes": [17, -1]}, "worst case in bytes of message 1 must be at least 0, got -1"),
+    ],
+)
+def test_costs_that_make_no_sense_are_refused(costs, message):
+    costs = {"record_bytes": [17, 17], "usage": messages(1)} | costs
+    gate = gate_of(**{MESSAGES: 1})
+    with pytest.raises(ValueError, match=message):
+        gate.request_redelivery(costs.pop("record_bytes"), **costs)
+    with pytest.raises(ValueError, match="worst case in bytes of message 0 must be at least 0, got -1"):
+        gate.observe(messages(1), next_record_bytes=-1)
+    ask(gate, messages(1), 1)
+    with pytest.raises(ValueError, match="weight of message 0 must be at least 1, got 0"):
+        ask(gate, messages(1), 1, weights=[0])  # a closed gate, too
+
+
+def test_a_look_closes_each_rule_that_has_no_room_and_no_other():
+    gate = gate_of(**BYTES, **{RANGES: 5, MESSAGES: 4, OF_CONSUMER: 3})
+    usage = Usage(1000, 7, 3, range_count=3, reserved_ranges=1)
+    assert not gate.observe(usage, next_record_bytes=17)
+    assert gate.observe(usage, next_record_bytes=18)
+    full = Usage(1000, 8, 3, range_count=4, reserved_ranges=1, consumer_unacked_messages=3)
+    assert gate.observe(full, next_record_bytes=17, consumer="a")
+    assert [verdict.rule for verdict in gate.why_blocked(full, "a")] == [
+        Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES, Rule.CONSUMER_UNACKED_MESSAGES,
+    ]  # fmt: skip
+    assert not gate.observe(NOTHING_USED, next_record_bytes=17, consumer="b")
+    assert gate.closed_consumers == ("a",)
+
+
+# Several subscriptions of one broker
+
+
+class GatedSubscription:
+    """As many unacked messages as were sent and not acked, told to the gate as a broker does it."""
+
+    def __init__(self, broker):
+        self.gate, self.unacked = gate_of(broker), 0
+
+    def send(self, *weights, now_ms=0):
+        usage = Usage(0, 0, self.unacked)
+        verdict = self.gate.request([17] * len(weights), usage=usage, weights=weights, now_ms=now_ms)
+        return self.sent(weights[: verdict.granted], verdict)
+
+    def redeliver(self, count):
+        verdict = self.gate.request_redelivery([17] * count, usage=Usage(0, 0, self.unacked))
+        return self.sent([1] * verdict.granted, verdict)
+
+    def sent(self, weights, verdict):
+        self.unacked += sum(weights)
+        self.gate.count_unacked(sum(weights))
+        return verdict
+
+    def ack(self, count):
+        self.unacked -= count
+        self.gate.count_unacked(-count)
+
+
+def two_of(broker):
+    return GatedSubscription(broker), GatedSubscription(broker)
+
+
+def test_a_full_broker_lets_each_have_its_share_until_the_total_is_below_half():
+    broker = BrokerLimit(100, 0.16)
+    large, small = two_of(broker)
+    assert large.send(*[1] * 100).granted == 100
+    assert (large.send(1, now_ms=5).granted, broker.is_blocked) == (0, True)
+    assert [small.send(*[1] * 20).granted, small.send(1).granted] == [16, 0]
+    (verdict,) = large.gate.why_blocked(Usage(0, 0, 100))
+    assert verdict == Verdict(0, Rule.BROKER_UNACKED_MESSAGES, used=116, limit=100, released_at=49, since_ms=5)
+    assert (large.gate.blocked_count(verdict.rule), small.gate.blocked_count(verdict.rule)) == (1, 1)
+    small.ack(8)
+    assert small.send(1).granted == 0
+    small.ack(1)
+    assert (broker.is_blocked, small.send(*[1] * 20).granted) == (True, 9)
+    small.send(1)
+    large.ack(66)
+    assert (broker.unacked_messages, broker.is_blocked, small.gate.is_closed) == (50, True, True)
+    large.ack(1)
+    assert (broker.unacked_messages, broker.is_blocked) == (49, False)
+    assert (small.gate.is_closed, large.gate.is_closed) == (False, False)
+    assert small.send(*[1] * 20).granted == 20
+
+
+def test_a_look_at_a_full_broker_closes_who_has_its_share_and_no_other():
+    broker = BrokerLimit(10, 0.2)
+    (large, small), idle = two_of(broker), gate_of(broker)
+    large.send(*[1] * 9)
+    assert not large.gate.observe(Usage(0, 0, 9), next_record_bytes=17)
+    small.send(1)
+    assert large.gate.observe(Usage(0, 0, 9), next_record_bytes=17, now_ms=3)
+    assert not small.gate.observe(Usage(0, 0, 1), next_record_bytes=17)
+    assert not idle.observe(NOTHING_USED, next_record_bytes=17)
+    assert large.gate.why_blocked(Usage(0, 0, 9)) == (Verdict(0, Rule.BROKER_UNACKED_MESSAGES, 10, 10, 4, 3),)
+    large.ack(6)
+    assert (large.gate.is_closed, large.gate.observe(Usage(0, 0, 3), next_record_bytes=17)) == (False, False)
+
+
+@pytest.mark.parametrize("is_redelivery", [False, True])
+def test_a_subscription_that_leaves_takes_what_it_was_promised_with_it(is_redelivery):
+    """Granted and not yet counted as sent, when the gate closes: the others have that room again, and are woken."""
+    broker = BrokerLimit(10)
+    leaving, staying = two_of(broker)
+    staying.send(1, 1)
+    leaving.send(1, 1)
+    request = leaving.gate.request_redelivery if is_redelivery else leaving.gate.request
+    assert request([17] * 6, usage=Usage(0, 0, 2)).granted == 6
+    assert (broker.unacked_messages, staying.send(1).granted) == (10, 0)
+    woken = []
+    staying.gate.when_open(lambda: woken.append(True))
+    leaving.gate.close()
+    leaving.gate.close()
+    assert (broker.unacked_messages, woken) == (2, [True])
+    leaving.gate.count_unacked(6)
+    staying.ack(2)
+    assert (broker.unacked_messages, broker.is_blocked) == (0, False)
+
+
+@pytest.mark.parametrize("is_redelivery", [False, True])
+def test_what_was_granted_and_not_sent_is_free_again_with_the_next_request(is_redelivery):
+    broker, woken = BrokerLimit(10), []
+    one, two = two_of(broker)
+    assert ask(one.gate, NOTHING_USED, 10) == 10
+    assert [two.send(1).granted, two.send(1).granted] == [1, 0]
+    two.gate.when_open(lambda: woken.append(True))
+    assert not woken
+    _ = one.redeliver(1) if is_redelivery else one.send(1)
+    assert woken == [True]
+
+
+def test_the_limit_of_a_broker_can_be_changed_and_switched_off():
+    broker = BrokerLimit()
+    one = GatedSubscription(broker)
+    assert one.send(*[1] * 500).granted == 500
+    granted = []
+    for limit in ((100, 0.5), (1_001,), (1_002,), (0,)):
+        broker.change_limit(*limit)
+        granted.append(one.send(1).granted)
+    assert (granted, broker.blocked_share) == ([0, 0, 1, 1], 0.5)
+
+
+OUT_OF_RANGE = [(-1, 0.16), (2**63, 0.16), (10**400, 0.16), (5, 0), (5, 1.1), (5, float("nan")), (5, 10**400)]
+NO_NUMBERS = [(2.5, 0.16), (float("nan"), 0.16), (True, 0.16), ("9", 0.16), (None, 0.16), (5, "0.5"), (5, True)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "error"),
+    [(*refused, ValueError) for refused in OUT_OF_RANGE] + [(*refused, TypeError) for refused in NO_NUMBERS],
+    ids=lambda value: repr(value)[:12],
+)
+def test_limits_that_make_no_sense_are_refused_and_change_nothing(limit, share, error):
+    broker = BrokerLimit(7)
+    keys = r"max_unacked_messages \(maxUnackedMessagesPerBroker\)|blocked_share \(maxUnackedMessagesPerSub"
+    for call in (BrokerLimit, broker.change_limit):
+        with pytest.raises(error, match=keys):
+            call(limit, share)
+    assert (broker.max_unacked_messages, broker.blocked_share) == (7, 0.16)
+
+
+class ClosedMeanwhile(DispatchGate):
+    """Another thread closes the gate as soon as this one has looked at its part."""
+
+    closes = False
+
+    @property
+    def _part(self):
+        part = self._parts[-1]
+        if self.closes:
+            self.closes = False
+            self.close()
+        return part
+
+    @_part.setter
+    def _part(self, part):
+        self._parts = [part]
+
+
+def test_a_gate_that_another_thread_closes_meanwhile_counts_nothing_any_more():
+    broker = BrokerLimit(10)
+    for call in (
+        lambda gate: gate.count_unacked(-1),
+        lambda gate: gate.count_unacked(2),
+        lambda gate: gate.request([17], usage=Usage(0, 0, 1)),
+        lambda gate: gate.blocked_count(Rule.BROKER_UNACKED_MESSAGES),
+    ):
+        gate = ClosedMeanwhile(GateLimits(), broker=broker)
+        gate.request([17], usage=NOTHING_USED)
+        gate.count_unacked(1)
+        gate.closes = True
+        call(gate)
+        assert broker.unacked_messages == 0
+
+
+@pytest.mark.slow
+def test_the_limit_of_a_broker_holds_whatever_the_threads_do():
+    broker = BrokerLimit(50, 0.1)
+    subscriptions = [GatedSubscription(broker) for _ in range(4)]
+    highest = []
+
+    def dispatch(it):
+        for step in range(2_000):
+            it.send(1)
+            highest.append(broker.unacked_messages)
+            if step % 3:
+                it.ack(min(it.unacked, step % 2))
+
+    in_threads([lambda it=it: dispatch(it) for it in subscriptions])
+    # Above the maximum are only those that have no more than their share of 5.
+    assert 50 <= max(highest) <= 50 + 4 * 5
+    assert broker.unacked_messages == sum(it.unacked for it in subscriptions)
+
+
+def in_threads(calls):
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# Who waits for the gate is called once when it opens.
+
+FULL, EMPTY = Usage(0, 0, 4), NOTHING_USED
+
+
+def shut_gate(*consumers):
+    """A gate that is shut, or on which these consumers have 4 unacked messages each, which is their limit."""
+    gate = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4 if consumers else 0))
+    for name in consumers:
+        assert ask(gate, Usage(0, 0, 3, consumer_unacked_messages=4), 1, consumer=name) == 0
+    assert consumers or ask(gate, FULL, 1) == 0
+    return gate
+
+
+def test_a_waiter_is_called_once_when_the_use_has_fallen_or_at_once_if_nothing_is_closed():
+    calls = []
+    DispatchGate(GateLimits()).when_open(lambda: calls.append(0))
+    gate = shut_gate()
+    gate.when_open(lambda: calls.append(1))
+    assert (gate.refresh(Usage(0, 0, 2)), calls, gate.is_closed) == (0, [0], True)
+    assert (gate.refresh(Usage(0, 0, 1)), calls, gate.is_closed) == (1, [0, 1], False)
+    ask(gate, FULL, 1)
+    assert (gate.refresh(EMPTY), calls) == (0, [0, 1])
+
+
+def test_a_forgotten_waiter_is_not_called():
+    for consumers in ((), ("a",)):
+        gate, calls = shut_gate(*consumers), []
+        for waiter in (calls.clear, calls.sort, calls.clear):
+            gate.when_open(waiter, *consumers)
+        gate.forget_waiter(calls.clear)
+        gate.forget_waiter(calls.pop)
+        assert gate.refresh(EMPTY, {}) == 1
+
+
+def test_a_waiter_of_a_closed_consumer_waits_for_both_and_who_waited_longest_is_called_first():
+    gate, calls = shut_gate("a", "b"), []
+    gate.observe(FULL, next_record_bytes=17)
+    for name in "abcab":
+        gate.when_open(lambda name=name: calls.append(name), name)
+    gate.consumer_closed("b")
+    assert (gate.refresh(EMPTY), calls) == (3, ["b", "c", "b"])
+    assert (gate.refresh(EMPTY, {"a": 3}), gate.is_closed) == (0, True)
+    assert (gate.refresh(EMPTY, {"a": 0}, "a"), calls[3:], gate.is_closed) == (2, ["a", "a"], False)
+
+
+def test_a_waiter_may_ask_and_wait_again():
+    gate, calls = shut_gate(), []
+
+    def again():
+        calls.append(ask(gate, FULL, 1))
+        gate.when_open(calls.sort)
+
+    gate.when_open(again)
+    gate.refresh(EMPTY)
+    assert (calls, gate.is_closed) == ([0], True)
+
+
+@pytest.mark.parametrize(
+    ("opening", "returned"),
+    [
+        (lambda gate: gate.refresh(EMPTY), 2),
+        (lambda gate: ask(gate, EMPTY, 1), 1),
+        (lambda gate: gate.observe(EMPTY, next_record_bytes=17), False),
+        (lambda gate: gate.change_limits(GateLimits(0, 0)), None),
+    ],
+)
+def test_a_waiter_that_raises_disturbs_neither_the_others_nor_the_call_that_opens_the_gate(caplog, opening, returned):
+    gate, calls = shut_gate(), []
+    gate.when_open(lambda: 1 / 0)
+    gate.when_open(lambda: calls.append(1))
+    assert (opening(gate), calls, gate.is_closed) == (returned, [1], False)
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info[0]) == (logging.ERROR, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        gate.when_open(lambda: 1 / 0)  # at once, to its caller
+
+
+@pytest.mark.parametrize("make", [shut_gate, lambda: DispatchGate(GateLimits())])
+def test_a_waiter_that_cannot_be_called_is_refused_at_once(make):
+    gate = make()
+    with pytest.raises(TypeError, match="None"):
+        gate.when_open(None)
+    assert gate.refresh(EMPTY) == 0
+
+
+def test_no_more_can_be_taken_off_than_was_counted():
+    broker = BrokerLimit(10)
+    one, two = two_of(broker)
+    two.send(1, 1)
+    one.send(1)
+    with pytest.raises(ValueError, match="unacked messages would become negative: -1"):
+        one.gate.count_unacked(-2)
+    assert broker.unacked_messages == 3
+
+
+def test_a_refresh_of_a_consumer_looks_at_no_other():
+    gate, asked = shut_gate("a", "b", "c"), []
+
+    def unacked(name):
+        asked.append(name)
+        return 2
+
+    assert (gate.refresh(EMPTY, unacked, "z"), asked, gate.closed_consumers) == (0, [], ("a", "b", "c"))
+    gate.refresh(EMPTY, unacked, "b")
+    assert (asked, gate.closed_consumers) == (["b"], ("a", "c"))
+    gate.refresh(EMPTY, unacked)
+    assert (asked, gate.closed_consumers) == (["b", "a", "c"], ())
+
+
+@pytest.mark.parametrize("broker", [None, BrokerLimit(9)])
+def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(broker):
+    gate, calls = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4), broker=broker), []
+    ask(gate, messages(4), 1, consumer="a")
+    gate.when_open(lambda: 1 / 0)
+    for name in "abab":
+        gate.when_open(lambda name=name: calls.append(name), name)
+    gate.wake()  # while it stays shut
+    assert (calls, gate.is_closed) == (["a", "b", "a", "b"], True)
+    gate.when_open(lambda: calls.append("c"))
+    gate.close()
+    gate.close()
+    gate.refresh(EMPTY, {})
+    ask(gate, FULL, 1)
+    gate.when_open(lambda: calls.append("late"))
+    assert calls[4:] == ["c", "late"]
+
+
+@pytest.mark.slow
+def test_no_wake_up_is_lost_whatever_the_threads_do():
+    """Threads that send as soon as the gate is open, and one that acks the sent messages."""
+    gate, lock = DispatchGate(GateLimits(0, 4)), threading.Lock()
+    left, unacked, lost = 4_000, 0, 0
+
+    def send():
+        nonlocal left, unacked, lost
+        while left > 0 and not lost:
+            with lock:
+                granted = ask(gate, Usage(0, 0, unacked), 1) if left else 0
+                unacked, left = unacked + granted, left - granted
+                assert unacked <= 4
+            if left and not granted:
+                opened = threading.Event()
+                gate.when_open(opened.set)
+                # As long as it waits, another thread acks: only a call that never comes takes so long.
+                lost += not opened.wait(30)
+
+    def ack():
+        nonlocal unacked
+        while (left > 0 or unacked) and not lost:
+            with lock:
+                unacked -= unacked > 0
+                gate.refresh(Usage(0, 0, unacked))
+
+    in_threads([send, send, send, ack])
+    assert (lost, unacked) == (0, 0)

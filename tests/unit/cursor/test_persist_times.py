@@ -1,12 +1,11 @@
-"""Young acks wait, because their holes are about to close; old ones are written, because theirs stay open."""
+"""What a persist writes, holds back and excludes, and when `tick` persists: by the interval, and by the rate limit."""
 
 from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
-from ackstate.cursor import PersistTarget
-from ackstate.selection import Keep
+from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
+from ackstate.cursor import PersistTarget, ReceiptStatus
 from ackstate.stores.memory import MemoryDisk
 
 P = Position
@@ -27,41 +26,6 @@ def disk():
 @pytest.fixture
 def log():
     return LedgerMap.from_counts({3: 1_000})
-
-
-def test_the_heavy_traffic_of_pulsar_issue_19966(disk, log):
-    """Acked are 1, 3, 5, sent long ago, and 101, 103, ..., 199, sent just now; then 102, 104, ... are acked too."""
-    cursor = open_cursor(disk, log, become_old_ack_record_seconds=3)
-    cursor.delivered(P(3, 6), now_ms=0)
-    cursor.delivered(P(3, 200), now_ms=10 * SECOND_MS)
-    cursor.ack_entries(3, [1, 3, 5, *range(101, 201, 2)], now_ms=10 * SECOND_MS)
-    first = cursor.persist(now_ms=10 * SECOND_MS)
-    assert (first.messages_covered, first.messages_held_back) == (3, 50)
-    assert str(open_cursor(disk, log).deleted) == "[(3:0..3:1],(3:2..3:3],(3:4..3:5]]"
-
-    cursor = open_cursor(disk, log, become_old_ack_record_seconds=3)
-    cursor.delivered(P(3, 200), now_ms=10 * SECOND_MS)
-    cursor.ack_entries(3, range(101, 201, 2), now_ms=11 * SECOND_MS)
-    cursor.ack_entries(3, range(102, 201, 2), now_ms=12 * SECOND_MS)
-    assert cursor.persist(now_ms=12 * SECOND_MS).messages_held_back == 100
-    assert cursor.stats().redelivery_young == cursor.redelivery_if_crashed == 100
-    assert not cursor.view.is_persist_due(now_ms=12_999)
-    promoted = cursor.tick(now_ms=13 * SECOND_MS)
-    # One record of one range, where a hundred would have been written one by one.
-    assert (promoted.route, promoted.messages_covered) == (PersistTarget.DELTA, 100)
-    assert cursor.redelivery_if_crashed == 0
-    assert str(open_cursor(disk, log).deleted) == "[(3:0..3:1],(3:2..3:3],(3:4..3:5],(3:100..3:200]]"
-
-
-def test_a_receipt_of_a_young_ack_is_durable_when_it_was_promoted(disk, log):
-    cursor = open_cursor(disk, log, become_old_ack_record_seconds=1)
-    cursor.delivered(P(3, 9), now_ms=0)
-    cursor.delivered(P(3, 20), now_ms=900)
-    old, young = cursor.ack(P(3, 5), now_ms=900), cursor.ack(P(3, 15), now_ms=900)
-    cursor.persist(now_ms=1_000)
-    assert (cursor.durable(old), cursor.durable(young)) == (True, False)
-    cursor.tick(now_ms=1_900)
-    assert cursor.durable(young)
 
 
 def test_the_mark_delete_position_is_never_too_young(disk, log):
@@ -107,13 +71,6 @@ def test_a_limit_that_cuts_again_after_a_reset_is_another_event(disk, log):
         assert cursor.persist(now_ms=0).messages_cut == 1
         assert cursor.stats().truncation_count == truncation_count
         cursor.reset(P(3, 0), now_ms=0)
-
-
-def test_a_limit_that_keeps_the_widest(disk, log):
-    cursor = open_cursor(disk, log, range_count_max=1, keep=Keep.WIDEST)
-    cursor.ack_entries(3, [2, 5, 6, 7, 9], now_ms=0)
-    assert cursor.persist(now_ms=0).messages_cut == 2
-    assert str(open_cursor(disk, log).deleted) == "[(3:4..3:7]]"
 
 
 def test_a_lower_limit_takes_nothing_back(disk, log):
@@ -192,3 +149,120 @@ def test_lost_data_counts_as_acked(disk):
     assert cursor.mark_lost(P(4, 0), P(5, 9), now_ms=0).newly_acked == 0
     with pytest.raises(ValueError, match="6:1 to 6:0"):
         cursor.mark_lost(P(6, 1), P(6, 0), now_ms=0)
+
+
+def open_new(**config):
+    log = LedgerMap.from_counts({3: 1_000})
+    return ManagedCursor.open(
+        MemoryStore(), topic="t", subscription="s", ledgers=log, config=CursorConfig(**config), now_ms=0
+    )
+
+
+def written_at(cursor, instants):
+    """Ack an entry at each instant and tick at once; return the instants at which that persisted."""
+    written = []
+    for number, now_ms in enumerate(instants):
+        receipt = cursor.ack(Position(3, 2 * number + 1), now_ms=now_ms)
+        assert receipt.status is ReceiptStatus.ACCEPTED
+        is_due = cursor.view.is_persist_due(now_ms=now_ms)
+        if cursor.tick(now_ms=now_ms) is not None:
+            written.append(now_ms)
+        assert is_due == cursor.durable(receipt) == (written[-1:] == [now_ms])
+    return written
+
+
+def test_a_rate_lets_an_ack_through_at_once_and_saves_up_one_second():
+    cursor = open_new(flush_interval_ms=60_000, mark_delete_rate_limit=1)
+    # The first on credit, then one a second; after idle seconds two: one that was saved and one on credit.
+    assert written_at(cursor, [0, 10, 999, 1_000, 1_001, 5_000, 5_001, 5_002, 6_000, 6_001]) == [
+        0, 1_000, 5_000, 5_001, 6_000,
+    ]  # fmt: skip
+
+
+def test_what_the_rate_refused_waits_for_another_ack_or_for_the_interval():
+    cursor = open_new(flush_interval_ms=60_000, mark_delete_rate_limit=1)
+    assert written_at(cursor, [0, 100]) == [0]
+    # As in Pulsar: silence flushes nothing, though the rate would allow it long since.
+    assert [cursor.tick(now_ms=now_ms) for now_ms in (1_000, 30_000, 59_999)] == [None] * 3
+    assert cursor.redelivery_if_crashed == 1
+    assert cursor.tick(now_ms=60_000).messages_covered == 1
+    assert cursor.tick(now_ms=200_000) is None
+
+
+def test_without_settings_a_cursor_has_the_documented_numbers():
+    config = CursorConfig()
+    assert (config.flush_interval_ms, config.mark_delete_rate_limit) == (1_000, 0)
+    assert (config.ledger_rollover_ms, config.ledger_entry_count_max) == (4 * 3_600_000, 50_000)
+    assert (config.compaction_bytes_min, config.metadata_bytes_max) == (65_536, 900_000)
+    assert (config.range_count_max, config.batch_count_max, config.become_old_ack_record_seconds) == (None, 10_000, 0)
+
+
+@pytest.mark.parametrize("flush_interval_ms", [0, 5])
+def test_a_persist_that_failed_is_not_tried_again_at_once(flush_interval_ms):
+    """A broker that sleeps until the next tick would not sleep at all."""
+    store, log = MemoryStore(), LedgerMap.from_counts({3: 10})
+    config = CursorConfig(flush_interval_ms=flush_interval_ms, metadata_bytes_max=1, ledger_retry_ms=0)
+    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
+    store.break_ledgers()
+    cursor.ack(Position(3, 5), now_ms=5)
+    for now_ms in (5, 15, 25):
+        with pytest.raises(StoreError):
+            cursor.tick(now_ms=now_ms)
+        assert cursor.view.next_tick_ms == now_ms + 10
+    store.mend_ledgers()
+    assert cursor.tick(now_ms=35).messages_covered == 1
+    assert cursor.view.next_tick_ms is None
+
+
+# A clock that goes back, by much more than any interval. Then the waiting call waits no longer than it should.
+
+HOUR_MS = 3_600_000
+EARLIER_MS, LATER_MS = 7 * HOUR_MS, 8 * HOUR_MS
+
+
+def open_later(**config):
+    log, store = LedgerMap.from_counts({3: 1_000}), MemoryStore()
+    config = CursorConfig(**config)
+    return store, ManagedCursor.open(store, topic="t", subscription="s", ledgers=log, config=config, now_ms=LATER_MS)
+
+
+@pytest.mark.parametrize("delivered_ms", [LATER_MS, LATER_MS + HOUR_MS])
+def test_young_acks_become_old_within_their_age_after_a_clock_went_back(delivered_ms):
+    """Also if the clock was an hour ahead when they were sent."""
+    _, cursor = open_later(become_old_ack_record_seconds=2)
+    cursor.delivered(Position(3, 500), now_ms=delivered_ms)
+    before = cursor.ack(Position(3, 5), now_ms=delivered_ms)
+    assert cursor.persist(now_ms=EARLIER_MS).messages_held_back == 1
+    cursor.delivered(Position(3, 600), now_ms=EARLIER_MS + 1_000)
+    after = cursor.ack(Position(3, 600), now_ms=EARLIER_MS + 1_000)
+    assert cursor.persist(now_ms=EARLIER_MS + 1_999).messages_held_back == 2
+    cursor.persist(now_ms=EARLIER_MS + 2_000)
+    assert (cursor.durable(before), cursor.durable(after)) == (True, False)
+    cursor.persist(now_ms=EARLIER_MS + 2_999)
+    assert not cursor.durable(after)
+    cursor.persist(now_ms=EARLIER_MS + 3_000)
+    assert cursor.durable(after)
+
+
+def test_a_ledger_is_rolled_over_within_its_time_after_a_clock_went_back():
+    _, cursor = open_later(ledger_rollover_ms=60_000)
+    found = []
+    for number, now_ms in enumerate(range(EARLIER_MS, EARLIER_MS + 121_000, 30_000)):
+        cursor.ack(Position(3, 2 * number + 1), now_ms=now_ms)
+        cursor.persist(now_ms=now_ms)
+        found.append(cursor.stats().snapshot_count)
+    assert found == [2, 2, 3, 3, 4]
+
+
+@pytest.mark.parametrize(("back_ms", "is_tried"), [(0, False), (1_000, False), (120_000, True), (HOUR_MS, True)])
+def test_a_ledger_that_failed_is_tried_again_after_a_clock_went_back(back_ms, is_tried):
+    """A step back that is shorter than the longest pause may be waited for."""
+    store, cursor = open_later(ledger_retry_ms=1_000)
+    store.break_ledgers()
+    for number in range(3):
+        cursor.ack(Position(3, 2 * number + 1), now_ms=LATER_MS)
+        assert cursor.persist(now_ms=LATER_MS).route is PersistTarget.METADATA
+    store.mend_ledgers()
+    cursor.ack(Position(3, 9), now_ms=LATER_MS - back_ms)
+    route = cursor.persist(now_ms=LATER_MS - back_ms).route
+    assert route is (PersistTarget.SNAPSHOT if is_tried else PersistTarget.METADATA)
