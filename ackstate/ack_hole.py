@@ -134,7 +134,7 @@ class _Ackable:
         self._ledgers = ledgers
         self._mark_delete = mark_delete
         # Differs from the mark-delete position only if ledgers were trimmed since its last move; the next ack moves it.
-        self._reached = self._over_acked(mark_delete)
+        self._reached = deleted.reach(mark_delete, ledgers)
         self._next = ledgers.next_valid(self._reached)
         self._no_advance = self._passing(self._reached)
 
@@ -146,7 +146,7 @@ class _Ackable:
         """Return the effect, and the new mark-delete position."""
         ledger_id, first, end = stretch
         if (ledger_id, first) == self._next:
-            reached = self._over_acked(Position(ledger_id, end - 1))
+            reached = self._deleted.reach(Position(ledger_id, end - 1), self._ledgers)
             return self._passing(reached), reached
         record_bytes, range_count = _growth(stretch, self._deleted.entries(ledger_id))
         freed = self._no_advance
@@ -154,12 +154,6 @@ class _Ackable:
             freed.record_bytes + record_bytes, freed.range_count + range_count, freed.mark_delete_advance
         )  # fmt: skip
         return effect, self._reached
-
-    def _over_acked(self, position: Position) -> Position:
-        """Return the last entry of the gapless acked entries after a position, across the ends of ledgers."""
-        while (run := self._deleted.run_containing(self._ledgers.next_valid(position))) is not None:
-            position = Position(run.ledger_id, run.end - 1)
-        return position
 
     def _passing(self, reached: Position) -> AckEffect:
         """Return the effect of moving the mark-delete position: every range at or below it is removed."""

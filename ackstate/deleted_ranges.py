@@ -215,6 +215,12 @@ class DeletedRanges:
             return None
         return Run(ledger_id, *run_around(bitmap, entry_id))
 
+    def reach(self, position: Position, ledgers: LedgerMap) -> Position:
+        """Return the last entry of those acked without a gap after a position, across the ends of ledgers."""
+        while self.range_count and (run := self.run_containing(ledgers.next_valid(position))) is not None:
+            position = Position(run.ledger_id, run.end - 1)
+        return position
+
     def range_containing(self, position: Position) -> tuple[Position, Position] | None:
         """Return the first and the last position, both inclusive, of the range that contains a position, or None."""
         run = self.run_containing(position)

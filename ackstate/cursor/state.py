@@ -751,9 +751,7 @@ class CursorAckState:
     def _advance_mark_delete(self) -> None:
         """Move the mark-delete over every acked entry that follows it, across the ends of ledgers."""
         # Source: ``ManagedCursorImpl.setAcknowledgedPosition`` of Apache Pulsar.
-        reached = self.mark_delete
-        while self.deleted and (run := self.deleted.run_containing(self.ledgers.next_valid(reached))) is not None:
-            reached = Position(run.ledger_id, run.end - 1)
+        reached = self.deleted.reach(self.mark_delete, self.ledgers)
         if reached != self.mark_delete:
             self._move_mark_delete(reached)
 

@@ -189,9 +189,8 @@ class AckView:
             new = {ledger_id: entries[ledger_id].copy() for ledger_id in entries}
             for ledger_id, bitmap in new.items():
                 self.discard_acked(ledger_id, bitmap)
-            reached, after = state.mark_delete, self._with(state.deleted, new)
-            while (run := after.run_containing(self._ledgers.next_valid(reached))) is not None:
-                reached = Position(run.ledger_id, run.end - 1)
+            after = self._with(state.deleted, new)
+            reached = after.reach(state.mark_delete, self._ledgers)
             grown = [(joined, self._with(joined, new)) for joined in self._joined_by()]
             for ranges in (after, *(each for _, each in grown)):
                 ranges.remove_at_most(reached)

@@ -329,9 +329,7 @@ class AckLimiter:
 
     def _advance(self) -> None:
         """Move the mark-delete over every acked entry that follows it, across the ends of ledgers."""
-        reached = self.mark_delete
-        while (run := self.deleted.run_containing(self._ledgers.next_valid(reached))) is not None:
-            reached = Position(run.ledger_id, run.end - 1)
+        reached = self.deleted.reach(self.mark_delete, self._ledgers)
         if reached != self.mark_delete:
             self.mark_delete = reached
             self.deleted.remove_at_most(reached)

@@ -14,7 +14,6 @@ from ackstate import (
     ManagedCursor,
     MemoryStore,
     Position,
-    Repair,
 )
 from ackstate.cursor import CursorOpening, PersistResult, open_cursors, persist_all
 from ackstate.cursor.journal import cursor_owner, cursor_path
@@ -99,23 +98,3 @@ def test_a_crash_at_any_write_loses_no_durable_ack(form):
         for number in range(count):
             for kind in KINDS:
                 lives(form, (life, number, kind))
-
-
-def test_repairs_are_made_in_a_group_too():
-    broker = CursorsOnOneDisk(Format.NATIVE)
-    store = MemoryStore(broker.disk)
-    cursors = broker.open(store, NAMES)
-    broker.ack(cursors, NAMES, random.Random(2))
-    persist_all(cursors, now_ms=0)
-    path = cursor_path("t", "b")
-    store.metadata.put(path, b"\xff", expected_version=store.metadata.get(path).version)
-    openings = [
-        CursorOpening(topic="t", subscription=name, ledgers=broker.ledgers, repair=Repair.USE_ORPHAN_JOURNAL)
-        for name in NAMES
-    ]
-    repaired = open_cursors(store, openings, now_ms=1)
-    assert [each.recovery_report.repair is Repair.USE_ORPHAN_JOURNAL for each in repaired] == [
-        False, True, False, False,
-    ]  # fmt: skip
-    for name, cursor in zip(NAMES, repaired, strict=True):
-        assert all(cursor.is_acked(Position(3, entry)) for entry in broker.accepted[name])

@@ -26,18 +26,6 @@ def test_the_story_of_pulsar_issue_19966():
     assert ruler.mark_count == 4
 
 
-def test_a_position_is_old_at_its_age_exactly():
-    ruler = DeliveryRuler()
-    ruler.record(P(3, 1), 1000)
-    ruler.record(P(3, 5), 3000)
-    assert ruler.old_up_to(2000, 2999) is None
-    assert ruler.old_up_to(2000, 3000) == P(3, 1)
-    assert ruler.old_up_to(2000, 4999) == P(3, 1)
-    assert ruler.old_up_to(2000, 5000) == P(3, 5)
-    assert ruler.old_up_to(0, 3000) == P(3, 5)
-    assert ruler.old_up_to(2000, 999) is None
-
-
 def test_an_answer_is_not_taken_back_when_its_mark_is_dropped():
     """The 32 ages asked for last are remembered: with the clock where it was, each still has its answer."""
     ruler = DeliveryRuler(marks_max=128)

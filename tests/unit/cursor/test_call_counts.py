@@ -209,16 +209,6 @@ def test_a_list_of_acks_costs_the_same_calls_for_any_number():
     assert calls(1_000) == calls(100) <= 46
 
 
-def test_a_publish_checks_each_message_once():
-    topic, counter = Topic.open(MemoryStore(), "t", now_ms=0), CallCounter()
-    batch = [Message(b"x", properties={"a": "b"}) for _ in range(MESSAGES)]  # properties need several calls to check
-    counter("alone", MessageLog.open(MemoryStore(), topic="t").publish, batch)
-    counter("topic", topic.publish, batch, now_ms=1)
-    calls = counter.per_message()
-    per_check = 5
-    assert calls["topic"] < calls["alone"] + 2 * per_check
-
-
 def test_a_publish_that_a_backlog_may_refuse_looks_at_no_ledger():
     """The log is above the limit of the backlog because of its retention."""
 

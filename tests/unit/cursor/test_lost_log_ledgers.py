@@ -18,7 +18,6 @@ from ackstate import (
     TopicSettings,
 )
 from ackstate import inspect as inspection
-from ackstate.analysis.admin.internal_stats import internal_stats
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import InvalidPositionError
 from ackstate.wire import pulsar
@@ -146,22 +145,6 @@ def test_a_topic_whose_log_lost_ledgers_delivers_the_rest_once(kind, form, losse
     subscription.close(now_ms=8)
     again = Topic.open(MemoryStore(store.disk), "t", settings=settings, now_ms=9).subscribe("s", kind=kind, now_ms=9)
     assert (again.cursor.backlog, again.dispatch("ann", 100, now_ms=9)) == (0, [])
-
-
-@pytest.mark.parametrize("form", Format)
-def test_the_reports_of_a_stored_cursor_count_only_entries_that_the_log_has(form):
-    settings = TopicSettings(entries_per_ledger_max=10, cursor=CursorConfig(format=form))
-    store, name = MemoryStore(), "persistent://public/default/t"
-    topic = Topic.open(store, name, settings=settings, now_ms=0)
-    subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    sent = [topic.publish([Message(b"x")], now_ms=1)[0] for _ in range(30)]
-    subscription.ack_many(sent[11:19] + sent[20:23], now_ms=2)
-    topic.close(now_ms=3)
-    damage(store.disk, sent[10].ledger_id, "gone")
-    stats = internal_stats(MemoryStore(store.disk), name)
-    assert stats.cursors["s"].messages_consumed_counter == -17
-    opened = Topic.open(MemoryStore(store.disk), name, settings=settings, now_ms=5).subscribe("s", now_ms=5)
-    assert opened.cursor.backlog == 17
 
 
 def test_a_repair_gives_up_no_ack_of_an_entry_that_the_log_has_lost():

@@ -77,35 +77,6 @@ def test_an_open_leaves_a_compressed_record_compressed_whatever_is_configured_no
         assert len(record(store)) <= len(before) + 8  # The term is larger.
 
 
-@pytest.mark.parametrize("reopened", Compression)
-@pytest.mark.parametrize("codec", Compression)
-def test_what_was_closed_under_one_compression_is_closed_again_under_another(codec, reopened):
-    store = MemoryStore(metadata_value_bytes_max=ZOOKEEPER_BYTES_MAX)
-    state = closed_with(store, 40_000, compression=codec)
-    cursor = open_cursor(store, compression=reopened)
-    cursor.close(now_ms=3)
-    assert (record(store)[:2] == MAGIC) == (reopened is not Compression.NONE)
-    assert state_of(open_cursor(store)) == state
-
-
-def test_a_state_that_a_property_uncompresses_moves_to_a_ledger():
-    """A record with properties is not compressed, as Pulsar could not open it."""
-    store = MemoryStore(metadata_value_bytes_max=ZOOKEEPER_BYTES_MAX)
-    closed_with(store, 60_000, compression=Compression.LZ4)
-    cursor = open_cursor(store, compression=Compression.LZ4)
-    cursor.set_cursor_properties({"owner": "billing"})
-    assert len(record(store)) < 100
-    expected = state_of(cursor)
-    assert dict(expected[3]) == {"owner": "billing"}
-    for _ in range(2):
-        cursor = open_cursor(MemoryStore(store.disk))
-        assert state_of(cursor) == expected
-    cursor.ack(P(10, 0), now_ms=3)
-    cursor.close(now_ms=4)
-    assert state_of(open_cursor(store)) == state_of(cursor)
-    assert len(store.ledgers.owned_by(f"cursor {PATH}")) == 1
-
-
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("config", [{}, {"format": Format.NATIVE, "range_count_max": None}], ids=["PULSAR", "NATIVE"])
 def test_a_compressed_record_with_properties_that_another_wrote_moves_to_a_ledger(codec, config):

@@ -27,7 +27,7 @@ from ackstate import (
     UnreadableCursorError,
 )
 from ackstate.cursor import CursorOpening, PersistResult, PersistTarget, open_cursors, persist_all
-from ackstate.cursor.journal import Journal, cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import SubscriptionRequest
 
@@ -341,23 +341,3 @@ def test_an_interrupt_leaves_the_acks_waiting_that_it_met(write, monkeypatch):
     assert [each.messages_covered for each in persist_all(cursors, now_ms=3)] == [1, 1, 0]
     assert all(cursor.durable(receipt) for cursor, receipt in zip(cursors, receipts, strict=True))
     assert all(each.is_acked(P(3, 5)) for each in open_cursors(MemoryStore(store.disk), openings, now_ms=4))
-
-
-def test_a_cursor_whose_record_changes_meanwhile_is_opened_again(monkeypatch):
-    store, ledgers = MemoryStore(), LedgerMap.from_counts({3: 100})
-    openings = [CursorOpening(topic="t", subscription=name, ledgers=ledgers) for name in "abc"]
-    rivals = open_cursors(store, openings, now_ms=0)
-    rivals[1].ack(P(3, 7), now_ms=0)
-    take_over, taken = Journal._take_over, []
-
-    def after_a_rival(journal, found):
-        if not taken:
-            rivals[1].set_cursor_properties({"by": "rival"})
-        taken.append(journal.path)
-        return take_over(journal, found)
-
-    monkeypatch.setattr(Journal, "_take_over", after_a_rival)
-    cursors = open_cursors(store, openings, now_ms=1)
-    assert all(isinstance(cursor, ManagedCursor) for cursor in cursors)
-    assert dict(cursors[1].cursor_properties) == {"by": "rival"}
-    assert isinstance(persist_all(rivals, now_ms=2)[1], CursorFencedError)

@@ -86,25 +86,6 @@ def test_what_each_rule_keeps(rule, form, limit, kept):
     assert cursor.redelivery_if_crashed == result.messages_cut == 6 - len(recovered.deleted)
 
 
-@pytest.mark.parametrize("rule", PULSAR_RULES)
-def test_acks_in_a_lower_ledger_displace_whole_ledgers(rule):
-    store, log = MemoryStore(), LedgerMap.from_counts({1: 10, 2: 10, 3: 10})
-    cursor = opened(store, log, range_count_max=2, range_limit_rule=rule)
-    high = cursor.ack_entries(3, [1, 3], now_ms=0)
-    cursor.persist(now_ms=0)
-    assert cursor.durable(high)
-    cursor.ack_entries(2, [1], now_ms=0)
-    low = cursor.ack_entries(1, [1, 3], now_ms=0)
-    cursor.persist(now_ms=0)
-    assert [cursor.durable(low), cursor.durable(high)] == [True, False]
-    assert cursor.redelivery_if_crashed == (3 if rule is LimitRule.PULSAR_5_0 else 2)
-    cursor.mark_delete(Position(2, 9), now_ms=0)
-    cursor.persist(now_ms=0)
-    assert cursor.durable(high)
-    assert cursor.redelivery_if_crashed == 0
-    assert str(opened(MemoryStore(store.disk), log).deleted) == "[(3:0..3:1],(3:2..3:3]]"
-
-
 def test_a_rule_of_pulsar_is_for_its_format_and_its_order():
     config = CursorConfig(format=Format.PULSAR)
     with pytest.raises(ValueError, match="format must be PULSAR with range_limit_rule=PULSAR_5_0, got NATIVE"):

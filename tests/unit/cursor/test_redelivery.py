@@ -1,269 +1,205 @@
-"""Redelivery and its count: given back, delayed, a dead letter, sought, skipped, part of a batch."""
+"""Redelivery and its count, as stories: given back, delayed, a dead letter, sought, skipped, part of a batch."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from ackstate import (
-    AckRefusedError,
-    CursorConfig,
-    DeadLetterPolicy,
-    SubscriptionType,
-)
+from ackstate import AckRefusedError, CursorConfig, DeadLetterPolicy, SubscriptionType
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import GateLimits
 from topics import NumberedTopic
 
-SHARED_TYPES = pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED])
+KINDS = {"shared": SubscriptionType.SHARED, "keys": SubscriptionType.KEY_SHARED}
+STEP = re.compile(r"(?P<verb>\w+)(?P<rest>[^>]*?)(?: -> (?P<answer>.*))?")
 
 
-class DeadLetters:
-    """Takes them, or fails as often as it is told to."""
+class StoryTopic(NumberedTopic):
+    """A topic of numbered messages whose steps are words; a message that was sent before has the count behind it."""
 
-    def __init__(self, topic_kind=SubscriptionType.SHARED, *, after=2, **settings):
-        self.taken, self.failures, self.was_acked = [], 0, []
-        options = SubscriptionOptions(dead_letters=DeadLetterPolicy(after, self.take))
-        self.topic = NumberedTopic(topic_kind, options=options, **settings)
+    def __init__(self, kind, *, dead_after=None, **settings):
+        self.now_ms, self.failures, self.dead = 0, 0, []
+        letters = None if dead_after is None else DeadLetterPolicy(dead_after, self.hand_over)
+        super().__init__(kind, options=SubscriptionOptions(dead_letters=letters), tick_time_ms=1, **settings)
 
-    def take(self, delivery):
-        self.was_acked.append(self.topic.cursor.is_acked(delivery.position))
+    def hand_over(self, delivery):
+        assert not self.cursor.is_acked(delivery.position)
         if self.failures:
             self.failures -= 1
             raise OSError("the topic of dead letters is away")
-        self.taken.append((self.topic.positions.index(delivery.position), delivery.redelivery_count))
+        self.dead.append(f"{self.positions.index(delivery.position)}/{delivery.redelivery_count}")
+
+    def tell(self, story):
+        for step in story.split("; "):
+            told = STEP.fullmatch(step)
+            answer = self.do(told["verb"], told["rest"].split())
+            assert told["answer"] is None or (answer or "-") == told["answer"], step
+            self.check()
+
+    def do(self, verb, words):  # noqa: PLR0911, PLR0912 - one case a verb
+        now, subscription = {"now_ms": self.now_ms}, self.subscription
+        numbers = [int(word) for word in words if word.isdigit()]
+        marked = {word[0]: int(word[1:]) for word in words if word[0] in "x@+"}
+        match verb:
+            case "at":
+                self.now_ms = numbers[0]
+            case "publish":
+                self.publish(numbers[0], message_count=marked.get("x", 1), deliver_at_ms=marked.get("@", -1))
+            case "send":
+                try:
+                    sent = self.deliveries(words[0], numbers[0] if numbers else 100, **now)
+                except OSError:
+                    return "away"
+                return " ".join(f"{number}/{count}" if count else str(number) for number, count in sent)
+            case "ack":
+                try:
+                    self.ack(*numbers, **now)
+                except AckRefusedError:
+                    return "refused"
+            case "part":  # of a batch, all but some of its messages
+                number, *left = numbers
+                subscription.ack_batch(self.positions[number], [sum(1 << index for index in left)], **now)
+            case "nack":
+                return " ".join(map(str, self.nack(*numbers, delay_ms=marked.get("+", 0), **now)))
+            case "seek":
+                subscription.seek(self.positions[numbers[0]], **now)
+            case "skip":
+                subscription.skip(numbers[0], **now)
+            case "clear":
+                subscription.clear_backlog(**now)
+            case "leave":
+                return str(subscription.consumer_closed(words[0]))
+            case "ranges":
+                subscription.change_limits(GateLimits(max_unacked_ranges=numbers[0]))
+            case "fail":
+                self.failures = numbers[0]
+            case "unacked":
+                return " ".join(map(str, self.unacked()))
+            case "held":
+                return str(subscription.unacked_messages)
+            case "wake":
+                return str(subscription.next_wake_ms)
+            case "dead":
+                return " ".join(self.dead)
+            case _:
+                raise ValueError(verb)
+        return ""
 
 
-# Redelivery counts
+STORIES = {
+    "each delivery says how often it was sent before": (
+        "publish 2; send a -> 0 1; nack 1; send a -> 1/1; nack 1; send a -> 1/2; leave a; send b -> 0/1 1/3"
+    ),
+    "the count is kept while a message waits, and begins anew after a seek": (
+        "publish 1; send a; nack 0 +10; at 9; send a -> -; at 10; send a -> 0/1; seek 0; send a -> 0"
+    ),
+    "a delayed message counts from its first delivery": (
+        "publish 1 @100; send a -> -; at 100; send a -> 0; nack 0; send a -> 0/1"
+    ),
+    "what was not sent or is acked cannot be given back": (
+        "publish 2; send a 1; ack 0; nack 0 1 -> False False; send a -> 1"
+    ),
+    "the next wake is the first of what was given back and what is delayed": (
+        "publish 3; publish 1 @70; send a; wake -> 70; nack 0 +90; wake -> 70; nack 1 +50; wake -> 50; ack 1; "
+        "wake -> 70; at 200; send a -> 0/1 3; wake -> None"
+    ),
+    "an ack of a part takes it off, and the last settles": (
+        "publish 2 x4; send a 1; part 0 1 3; held -> 2; part 0 0 3; held -> 1; unacked -> 0 1; part 0 0 1 2; "
+        "held -> 0; unacked -> 1"
+    ),
+    "given back, a batch comes again with what is left of it": (
+        "publish 1 x4; send a; part 0 2; nack 0; held -> 0; send a -> 0/1; held -> 1; ack 0; held -> 0"
+    ),
+    "an ack of a part of a batch that waits": (
+        "publish 1 x4; send a; nack 0 +10; part 0 0 1; at 10; send a -> 0/1; held -> 2"
+    ),
+    "a consumer that leaves gives back the messages of batches": (
+        "publish 3 x5; send a 2; held -> 10; leave a -> 10; leave a -> 0; held -> 0; send b -> 0/1 1/1 2"
+    ),
+    "a seek back brings acked messages again and forgets who had what": (
+        "publish 5; send a 4; ack 0 1 3; nack 2 +1000; seek 1; held -> 0; wake -> None; send a -> 1 2 3 4"
+    ),
+    "a seek forward acks what it passes": (
+        "publish 2; publish 1 @50; publish 2; send a 3; seek 4; unacked -> 4; at 100; send a -> 4; send a -> -"
+    ),
+    "a seek brings delayed messages to wait again": (
+        "publish 1 @50; publish 1; send a -> 1; seek 0; at 10; send a -> 1; at 50; send a -> 0; at 60; send a -> -"
+    ),
+    "an ack of what was sent before a seek counts after it": (
+        "publish 3; send a; ack 1; seek 0; ack 1; send a -> 0 2; ack 2; unacked -> 0"
+    ),
+    "skip acks the next entries, whoever has them": (
+        "publish 6; send a 3; ack 1; nack 2 +50; skip 3; unacked -> 4 5; held -> 0; wake -> None; at 100; send a -> 4 5"
+    ),
+    "clear acks what is sent, given back, delayed and unread": (
+        "publish 3; publish 1 @50; publish 1; send a 3; nack 1 +10; nack 2; clear; unacked -> -; held -> 0; "
+        "at 1000; send a -> -; publish 1; send a -> 5"
+    ),
+}  # fmt: skip
+DEAD_LETTERS = {  # after so many redeliveries
+    "is handed over and acked": (
+        2, "publish 2; send a -> 0 1; nack 0; send a -> 0/1; nack 0; send a -> 0/2; nack 0; send a -> -; dead -> 0/3; "
+        "unacked -> 1; held -> 1",
+    ),
+    "with a delay is handed over when its time has come": (
+        0, "publish 1; send a; nack 0 +10; at 9; send a -> -; dead -> -; at 10; send a -> -; dead -> 0/1",
+    ),
+    "of which the hand-over fails is lost and acked by nothing, and holds nobody up": (
+        0, "publish 4; send a 3; nack 1; fail 2; send a -> away; unacked -> 0 1 2 3; wake -> 1000; at 999; "
+        "send a -> 3; at 1000; send a -> away; unacked -> 0 1 2 3; wake -> 2000; at 1999; "
+        "send a -> -; at 2000; send a -> -; dead -> 1/1; unacked -> 0 2 3",
+    ),
+    "that failed takes no count from what was to be sent with it": (
+        1, "publish 2; send a; nack 1; send a; nack 1; nack 0; fail 1; send a -> away; held -> 0; send a -> 0/1",
+    ),
+    # Its ack would be one range more than there may be; then the messages around it are acked.
+    "whose ack would pass a limit waits and holds nobody up": (
+        0, "publish 5; send a; ack 4; nack 2; ranges 1; send a -> -; dead -> -; ack 3; send a -> -; dead -> 2/1",
+    ),
+    # The first one that waits takes the last range, so the dead letter must wait; the third needs none.
+    "that is refused lets through what fills a hole": (
+        1, "publish 8; send a; ack 0 1 7; nack 4; send a; nack 2 4 6; ranges 4; send b -> 2/1 6/1; dead -> -",
+    ),
+}  # fmt: skip
 
 
-@SHARED_TYPES
-def test_each_delivery_says_how_often_the_message_was_sent_before(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(2)
-    assert topic.deliveries() == [(0, 0), (1, 0)]
-    for count in (1, 2, 3):
-        topic.nack(1)
-        assert topic.deliveries() == [(1, count)]
-    topic.subscription.consumer_closed("a")
-    assert topic.deliveries("b") == [(0, 1), (1, 4)]
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_of_redelivery(kind, story):
+    StoryTopic(kind).tell(story)
 
 
-# Given back with a delay
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("dead_after", "story"), DEAD_LETTERS.values(), ids=DEAD_LETTERS)
+def test_a_story_of_a_dead_letter(kind, dead_after, story):
+    StoryTopic(kind, dead_after=dead_after).tell(story)
 
 
-@SHARED_TYPES
-def test_a_message_given_back_with_a_delay_is_nobodys_and_comes_not_early(kind):
-    topic = NumberedTopic(kind, max_unacked_messages=1)
-    topic.publish(2)
-    assert topic.dispatch() == [0]
-    assert topic.nack(0, delay_ms=100, now_ms=1_000) == [True]
-    assert topic.subscription.unacked_messages == 0
-    assert topic.subscription.next_wake_ms == 1_100
-    assert topic.dispatch(now_ms=1_099) == [1]
-    topic.ack(1, now_ms=1_099)
-    assert topic.dispatch(now_ms=1_099) == []
-    assert topic.dispatch(now_ms=1_100) == [0]
-    assert topic.subscription.next_wake_ms is None
-
-
-# Dead letters
-
-
-@SHARED_TYPES
-def test_after_the_last_redelivery_a_message_is_handed_over_and_acked(kind):
-    dead = DeadLetters(kind)
-    dead.topic.publish(2)
-    for count in (0, 1, 2):
-        assert (0, count) in dead.topic.deliveries()
-        dead.topic.nack(0)
-    assert dead.topic.deliveries() == []
-    assert dead.taken == [(0, 3)]
-    assert dead.was_acked == [False]
-    assert dead.topic.unacked() == [1]
-    assert dead.topic.subscription.unacked_messages == 1
-
-
-@SHARED_TYPES
-def test_a_hand_over_that_fails_loses_and_acks_nothing_and_holds_nobody_up(kind):
-    dead = DeadLetters(kind, after=0)
-    dead.topic.publish(4)
-    dead.topic.dispatch("a", 3)
-    dead.topic.nack(1)
-    dead.failures = 2
-    for now_ms in (0, 1_000):
-        with pytest.raises(OSError, match="away"):
-            dead.topic.dispatch(now_ms=now_ms)
-        dead.topic.check()
-        assert dead.topic.unacked() == [0, 1, 2, 3]
-        assert dead.topic.subscription.next_wake_ms == now_ms + 1_000
-        assert dead.topic.deliveries(now_ms=now_ms + 999) == ([(3, 0)] if not now_ms else [])
-    assert dead.topic.deliveries(now_ms=2_000) == []
-    assert dead.taken == [(1, 1)]
-    assert dead.topic.unacked() == [0, 2, 3]
-
-
-def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
-    topic = NumberedTopic()
-    topic.publish(message_count=3)
-    (first,) = topic.subscription.dispatch("a", 1, now_ms=0)
-    topic.subscription.ack_batch(first.position, [0b101], now_ms=0)
-    topic.nack(0)
-    (again,) = topic.subscription.dispatch("a", 1, now_ms=0)
-    assert (first.unacked_words, again.unacked_words) == ((), (0b101,))
-
-
-@SHARED_TYPES
-def test_a_dead_letter_whose_ack_would_pass_a_limit_waits_and_holds_nobody_up(kind):
-    """Its ack would be one range more than there may be; then the messages around it are acked."""
-    dead = DeadLetters(kind, after=0, max_unacked_ranges=1)
-    topic = dead.topic
-    topic.publish(5)
-    assert topic.dispatch("a", 1) == [0]
-    topic.subscription.change_limits(GateLimits())
-    assert topic.dispatch("a") == [1, 2, 3, 4]
-    topic.ack(4)
-    topic.nack(2)
-    topic.subscription.change_limits(GateLimits(max_unacked_ranges=1))
-    assert topic.dispatch("a") == []
-    assert dead.taken == []
-    topic.ack(3)
-    assert topic.dispatch("a") == []
-    assert dead.taken == [(2, 1)]
-    assert topic.cursor.deleted.range_count == 1
-
-
-# Batches
-
-
-def acked_but(*indexes):
-    return [sum(1 << index for index in indexes)]
-
-
-def test_an_ack_of_a_part_takes_it_off_and_the_last_settles():
-    topic = NumberedTopic()
-    topic.publish(2, message_count=4)
-    topic.dispatch("a", 1)
-    topic.subscription.ack_batch(topic.positions[0], acked_but(1, 3), now_ms=0)
-    topic.check()
-    assert topic.subscription.unacked_messages == 2
-    topic.subscription.ack_batch(topic.positions[0], acked_but(0, 3), now_ms=0)
-    assert topic.subscription.unacked_messages == 1
-    assert topic.unacked() == [0, 1]
-    topic.subscription.ack_batch(topic.positions[0], acked_but(0, 1, 2), now_ms=0)
-    assert topic.subscription.unacked_messages == 0
-    assert topic.unacked() == [1]
-    topic.check()
-
-
-def test_given_back_a_batch_comes_again_with_what_is_left_of_it():
-    topic = NumberedTopic()
-    topic.publish(message_count=4)
-    topic.dispatch()
-    topic.subscription.ack_batch(topic.positions[0], acked_but(2), now_ms=0)
-    topic.nack(0)
-    assert topic.subscription.unacked_messages == 0
-    assert topic.deliveries() == [(0, 1)]
-    assert topic.subscription.unacked_messages == 1
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_story_at_a_limit_on_messages(kind):
+    StoryTopic(kind, max_unacked_messages=1).tell(
+        "publish 2; send a -> 0; at 1000; nack 0 +100 -> True; held -> 0; wake -> 1100; at 1099; send a -> 1; ack 1; "
+        "send a -> -; at 1100; send a -> 0/1; wake -> None"
+    )
+    StoryTopic(kind, dead_after=0, max_unacked_messages=1).tell(
+        "publish 3; send a -> 0; nack 0; send a -> 1; dead -> 0/1"
+    )
 
 
 def test_without_batch_index_acks_only_the_last_counts():
-    topic = NumberedTopic(config=CursorConfig(batch_index_acks=False))
-    topic.publish(message_count=4)
-    topic.dispatch()
-    topic.subscription.ack_batch(topic.positions[0], acked_but(2), now_ms=0)
-    assert topic.subscription.unacked_messages == 4
-    topic.subscription.ack_batch(topic.positions[0], acked_but(), now_ms=0)
-    assert topic.subscription.unacked_messages == 0
+    topic = StoryTopic(SubscriptionType.SHARED, config=CursorConfig(batch_index_acks=False))
+    topic.tell("publish 1 x4; send a; part 0 2; held -> 4; part 0; held -> 0")
 
 
-# Seek, skip, clear
-
-
-@SHARED_TYPES
-def test_a_seek_back_brings_acked_messages_again_and_forgets_who_had_what(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(5)
-    topic.dispatch("a", 4)
-    topic.ack(0, 1, 3)
-    topic.nack(2, delay_ms=1_000)
-    topic.subscription.seek(topic.positions[1], now_ms=0)
-    topic.check()
-    assert topic.subscription.unacked_messages == 0
-    assert topic.subscription.next_wake_ms is None
-    assert topic.subscription.consumers == ("a",)
-    assert topic.deliveries() == [(1, 0), (2, 0), (3, 0), (4, 0)]
-
-
-def test_a_seek_forward_acks_what_it_passes():
-    topic = NumberedTopic(tick_time_ms=1)
-    topic.publish(2)
-    topic.publish(deliver_at_ms=50)
-    topic.publish(2)
-    topic.dispatch("a", 3)
-    topic.subscription.seek(topic.positions[4], now_ms=0)
-    assert topic.unacked() == [4]
-    assert topic.dispatch(now_ms=100) == [4]
-    assert topic.dispatch(now_ms=100) == []
-
-
-def test_an_ack_of_what_was_sent_before_a_seek_counts_as_an_ack_of_what_is_sent_after():
-    topic = NumberedTopic()
-    topic.publish(3)
-    topic.dispatch()
-    topic.ack(1)
-    topic.subscription.seek(topic.positions[0], now_ms=0)
-    topic.ack(1)
-    assert topic.dispatch() == [0, 2]
-    topic.ack(2)
-    assert topic.unacked() == [0]
-
-
-@SHARED_TYPES
-def test_skip_acks_the_next_entries_whoever_has_them(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(6)
-    topic.dispatch("a", 3)
-    topic.ack(1)
-    topic.nack(2, delay_ms=50)
-    topic.subscription.skip(3, now_ms=0)
-    topic.check()
-    assert topic.unacked() == [4, 5]
-    assert topic.subscription.unacked_messages == 0
-    assert topic.subscription.next_wake_ms is None
-    assert topic.dispatch("a", now_ms=100) == [4, 5]
-
-
-@SHARED_TYPES
-def test_clear_backlog_clears_what_is_sent_given_back_delayed_and_unread(kind):
-    topic = NumberedTopic(kind, tick_time_ms=1)
-    topic.publish(3)
-    topic.publish(deliver_at_ms=50)
-    topic.publish()
-    topic.dispatch("a", 3)
-    topic.nack(1, delay_ms=10)
-    topic.nack(2)
-    topic.subscription.clear_backlog(now_ms=0)
-    topic.check()
-    assert topic.cursor.backlog == 0
-    assert topic.subscription.unacked_messages == 0
-    assert topic.dispatch(now_ms=1_000) == []
-    topic.publish()
-    assert topic.dispatch(now_ms=1_000) == [5]
-
-
-# Consumers that close
+def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
+    topic = StoryTopic(SubscriptionType.SHARED)
+    topic.tell("publish 1 x3; send a; part 0 0 2; nack 0")
+    (again,) = topic.subscription.dispatch("a", 1, now_ms=0)
+    assert again.unacked_words == (0b101,)
 
 
 def test_the_refused_ack_of_a_message_given_back_changes_nothing():
-    topic = NumberedTopic(max_unacked_ranges=1)
-    topic.publish(4)
-    topic.dispatch("a", 1)
-    topic.subscription.change_limits(GateLimits())
-    topic.dispatch("a")
-    topic.ack(3)
-    topic.nack(1)
-    topic.subscription.change_limits(GateLimits(max_unacked_ranges=1))
-    with pytest.raises(AckRefusedError, match="too little is reserved"):
-        topic.ack(1)
-    assert topic.unacked() == [0, 1, 2]
-    assert topic.subscription.unacked_messages == 2
+    StoryTopic(SubscriptionType.SHARED).tell(
+        "publish 4; send a; ack 3; nack 1; ranges 1; ack 1 -> refused; unacked -> 0 1 2; held -> 2"
+    )
