@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import gc
+import inspect
 import os
 import shutil
 import signal
@@ -95,6 +97,16 @@ def pytest_collection_modifyitems(config, items):
     if getattr(config.option, "loadgroup", False) and not all("@" in item.nodeid for item in items):
         raise pytest.UsageError("the groups of pytest-xdist have no effect: its release does not fit that of pytest")
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 60))
+    return True
 
 
 def pytest_collection_finish():

@@ -38,20 +38,6 @@ def test_the_keys_of_these_tests_are_whose_they_say():
     assert owners("ab", [key.encode() for key in (A1, A2, B1, B2)]) == ["a", "a", "b", "b"]
 
 
-def test_each_consumer_gets_the_messages_of_its_keys_in_order():
-    topic = key_shared("a", "b")
-    topic.publish_keys(A1 + B1 + A1 + A2 + B1)
-    assert topic.dispatch("b") == [1, 4]
-    assert topic.dispatch("a") == [0, 2, 3]
-
-
-def test_a_slow_consumer_does_not_hold_others_up():
-    topic = key_shared("a", "b")
-    topic.publish_keys(A1 * 300 + B1)
-    assert topic.dispatch("b") == [300]
-    assert topic.dispatch("a", 1_000) == list(range(300))
-
-
 def test_what_was_acked_past_the_subscription_does_not_hold_its_key_up():
     """A message that waits and is acked with the cursor itself: those of its key never filled a hole again."""
     topic = key_shared("a", max_unacked_ranges=3)
@@ -60,28 +46,6 @@ def test_what_was_acked_past_the_subscription_does_not_hold_its_key_up():
     topic.nack(1)
     topic.cursor.ack_many([topic.positions[number] for number in (1, 4, 6)], now_ms=0)
     assert topic.dispatch("a", 3) == [3, 5]
-
-
-def test_a_consumer_at_its_limit_does_not_hold_others_up():
-    topic = key_shared("a", "b", max_unacked_messages_per_consumer=2)
-    topic.publish_keys((A1 + B1) * 3)
-    assert topic.dispatch("a") == [0, 2]
-    assert topic.dispatch("b") == [1, 3]
-    topic.ack(1, 3)
-    assert topic.dispatch("b") == [5]
-    topic.ack(0, 2)
-    assert topic.dispatch("a") == [4]
-
-
-def test_the_reader_stops_when_enough_waits_for_others_and_nothing_is_lost():
-    topic = key_shared("a", "b", options=SubscriptionOptions(look_ahead_max=5))
-    topic.publish_keys(A1 * 5 + B1)
-    assert topic.dispatch("b") == []
-    assert len(topic.subscription._messages.waiting) == 5
-    assert topic.cursor.read_position == topic.positions[5]
-    assert topic.dispatch("a", 1) == [0]
-    assert topic.dispatch("b") == [5]
-    assert topic.dispatch("a") == [1, 2, 3, 4]
 
 
 def test_no_more_than_it_may_is_read_ahead():
@@ -95,14 +59,6 @@ def test_no_more_than_it_may_is_read_ahead():
     assert received == list(range(300))
 
 
-def test_messages_without_a_key_go_to_all():
-    topic = key_shared("a", "b", "c")
-    topic.publish(300)
-    counts = [len(topic.dispatch(name, 300)) for name in "abc"]
-    assert sum(counts) == 300
-    assert min(counts) > 70
-
-
 @pytest.mark.parametrize("consumer_count", [2, 3, 5, 10])
 def test_keys_are_shared_out_evenly_and_few_move_when_a_consumer_comes(consumer_count):
     names = [f"consumer-{number}" for number in range(consumer_count)]
@@ -112,85 +68,6 @@ def test_keys_are_shared_out_evenly_and_few_move_when_a_consumer_comes(consumer_
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert set(moved) == {"another"}
     assert 0.8 < len(moved) * (consumer_count + 1) / 4_000 < 1.2
-
-
-def test_a_new_consumer_waits_until_the_messages_of_its_keys_are_acked():
-    topic = key_shared("a")
-    topic.publish_keys(B1 * 2 + B2)
-    assert topic.dispatch("a", 2) == [0, 1]
-    topic.subscription.consumer_opened("b")
-    topic.publish_keys(B1)
-    assert topic.dispatch("b") == [2]
-    topic.ack(0)
-    assert topic.dispatch("b") == []
-    topic.ack(1)
-    assert topic.dispatch("a") == []
-    assert topic.dispatch("b") == [3]
-
-
-def test_a_key_stays_with_a_consumer_that_has_messages_of_it():
-    topic = key_shared("a")
-    topic.publish_keys(B1 * 2)
-    topic.dispatch("a", 1)
-    topic.subscription.consumer_opened("b")
-    assert topic.dispatch("b") == []
-    assert topic.dispatch("a") == [1]
-
-
-@pytest.mark.parametrize("way", ["nack", "close"])
-def test_given_back_the_messages_of_a_key_go_in_order_to_whose_it_is_now(way):
-    topic = key_shared("a")
-    topic.publish_keys(B1 * 3)
-    topic.dispatch("a", 2)
-    topic.subscription.consumer_opened("b")
-    if way == "nack":
-        topic.nack(1, 0)
-        assert topic.dispatch("a") == []
-    else:
-        topic.subscription.consumer_closed("a")
-    assert topic.deliveries("b") == [(0, 1), (1, 1), (2, 0)]
-
-
-def test_part_of_a_key_given_back_goes_to_who_has_the_rest():
-    topic = key_shared("a")
-    topic.publish_keys(B1 * 3)
-    topic.dispatch("a", 2)
-    topic.subscription.consumer_opened("b")
-    topic.nack(0)
-    assert topic.dispatch("b") == []
-    assert topic.dispatch("a") == [0, 2]
-
-
-def test_later_messages_of_a_key_wait_with_one_given_back_with_a_delay():
-    topic = key_shared("a", "b")
-    topic.publish_keys(A1 + A1 + A2 + A1)
-    assert topic.dispatch("a", 2) == [0, 1]
-    topic.nack(0, delay_ms=100)
-    assert topic.dispatch("a") == [2]
-    topic.nack(1)
-    assert topic.dispatch("a", now_ms=99) == []
-    assert topic.dispatch("a", now_ms=100) == [0, 1, 3]
-
-
-def test_the_delay_of_a_later_message_does_not_hold_an_earlier_one():
-    topic = key_shared("a")
-    topic.publish_keys(A1 * 4)
-    topic.dispatch("a", 3)
-    topic.nack(1, delay_ms=100)
-    topic.nack(0)
-    assert topic.dispatch("a") == [0]
-    assert topic.dispatch("a", now_ms=100) == [1, 3]
-
-
-def test_of_two_delays_of_a_key_the_one_of_the_earlier_message_counts_for_both():
-    topic = key_shared("a")
-    topic.publish_keys(A1 * 3)
-    topic.dispatch("a")
-    topic.nack(0, delay_ms=100)
-    topic.nack(1, delay_ms=20)
-    topic.nack(2)
-    assert topic.dispatch("a", now_ms=99) == []
-    assert topic.dispatch("a", now_ms=100) == [0, 1, 2]
 
 
 def test_when_the_delay_of_a_message_is_over_the_next_one_that_waits_for_a_time_holds_the_rest():
@@ -216,16 +93,6 @@ def test_while_a_limit_binds_holes_are_filled_in_the_order_of_the_key():
     topic.subscription.change_limits(GateLimits(max_unacked_ranges=2))
     assert topic.cursor.deleted.range_count == 3
     assert topic.dispatch("a") == [1, 3, 5, 8]
-
-
-def test_without_a_consumer_what_waits_waits_for_the_next_one():
-    topic = key_shared("a")
-    topic.publish_keys(A1 * 2 + B1)
-    topic.dispatch("a")
-    topic.subscription.consumer_closed("a")
-    assert topic.subscription.consumers == ()
-    topic.subscription.consumer_opened("b")
-    assert topic.dispatch("b") == [0, 1, 2]
 
 
 def test_a_dead_letter_lets_the_rest_of_its_key_go():

@@ -140,30 +140,6 @@ def test_a_former_owner_deletes_no_ledger_that_it_created(stores, published, kin
     assert ManagedCursor.open(stores[1], topic="t", subscription="s", ledgers=log.ledgers, now_ms=0).backlog == 1
 
 
-def test_the_first_owner_of_a_log_is_fenced_before_it_has_published(stores):
-    older, newer = opened(stores[0]), opened(stores[1])
-    with pytest.raises(LogFencedError):
-        older.publish(batch(b"lost"))
-    newer.publish(batch(b"kept"))
-    assert payloads_of(opened(stores[1])) == [b"kept"]
-
-
-def test_no_message_that_a_producer_has_a_position_of_is_skipped_by_a_subscription():
-    store = MemoryStore()
-    older = opened(store)
-    older.publish(batch(b"1"))
-    log = opened(MemoryStore(store.disk))
-    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
-    subscription = Subscription(log, cursor)
-    log.publish(batch(b"2"))
-    with pytest.raises(LogFencedError):
-        older.publish(batch(b"3"))
-    for delivery in subscription.dispatch("c", 10, now_ms=1):
-        subscription.ack(delivery.position, now_ms=1)
-    subscription.close(now_ms=2)
-    assert opened(store).ledgers.counts() == log.ledgers.counts()
-
-
 class Interrupted:
     """A store that lets something happen before each of its calls."""
 
@@ -267,43 +243,6 @@ def test_a_ledger_named_by_a_write_of_unknown_outcome_is_not_the_older_owners_an
     assert len(errors) == 1
     newer.publish(batch(b"3"))
     assert payloads_of(opened(store)) == [b"1", b"3"]
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("ahead", range(4))
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_publish_that_fails_leaves_a_log_that_publishes(kind, ahead, size):
-    """It closes a ledger, creates one, names it, appends: any of these may fail, and may have happened."""
-    store = MemoryStore()
-    log = opened(store, entries_per_ledger_max=2)
-    acknowledged = dict.fromkeys(log.publish(batch(b"1")), b"1")
-    store.inject(Fault(store.mutation_count + ahead, kind))
-    for payload in (b"2", b"3", b"4"):
-        with suppress(StoreError):
-            acknowledged |= dict.fromkeys(log.publish(batch(*[payload] * size)), payload)
-    assert len(acknowledged) >= 1 + 2 * size
-    for each in (log, opened(MemoryStore(store.disk))):
-        assert set(acknowledged) <= set(positions_of(each))
-        assert [message.payload for message in each.read(list(acknowledged))] == list(acknowledged.values())
-    assert positions_of(log) == positions_of(opened(MemoryStore(store.disk)))
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("ahead", range(2))
-def test_an_open_that_fails_loses_nothing(kind, ahead):
-    store = MemoryStore()
-    older = opened(store)
-    acknowledged = older.publish(batch(b"1"))
-    failing = MemoryStore(store.disk, faults=[Fault(ahead, kind)])
-    with pytest.raises(StoreError):
-        opened(failing)
-    with suppress(LogFencedError):
-        acknowledged += older.publish(batch(b"2"))
-    newer = opened(failing)
-    assert positions_of(newer) == acknowledged
-    newer.publish(batch(b"3"))
-    with pytest.raises(LogFencedError):
-        older.publish(batch(b"lost"))
 
 
 def test_opening_a_long_log_fences_one_ledger():

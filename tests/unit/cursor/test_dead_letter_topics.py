@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
@@ -149,16 +150,12 @@ def test_a_dead_letter_is_durable_before_its_message_is_acked():
             topics.tick(now_ms=10_000)
             is_lost = store.fired_fault_count == 0
         except StoreError:
-            assert not subscription.cursor.is_acked(position) or letters_of(store)
+            assert not subscription.cursor.is_acked(position) or letters(Topics(MemoryStore(store.disk)))
         again = Topics(MemoryStore(store.disk))
         left = again.open("orders", now_ms=0).subscribe("s", now_ms=0).dispatch("ann", 1, now_ms=0)
         assert len(left) == 1 or letters(again)
         crash += 1
     assert crash > 4
-
-
-def letters_of(store):
-    return letters(Topics(MemoryStore(store.disk)))
 
 
 @KINDS
@@ -198,6 +195,16 @@ def test_without_a_loop_an_awaitable_is_refused_and_the_message_stays():
     assert subscription.next_wake_ms == 1_000
 
 
+def test_subscriptions_that_are_opened_together_publish_dead_letters_too():
+    topics = Topics(MemoryStore(), settings=to_topic())
+    topics.open_all(["orders"], now_ms=0)
+    subscription = topics.subscribe_all({"orders": [SubscriptionRequest("s")]}, now_ms=0)["orders", "s"]
+    topics["orders"].publish([Message(b"x")], now_ms=0)
+    given_back(subscription)
+    subscription.dispatch("ann", 1, now_ms=0)
+    assert len(letters(topics)) == 1
+
+
 # In asyncio
 
 
@@ -205,29 +212,30 @@ def now_ms():
     return time.time_ns() // 1_000_000
 
 
-class Broker:
+class Broker(AsyncExitStack):
     """Topics in asyncio with one policy for dead letters."""
 
     def __init__(self, policy, *, store=None):
-        self.store = store or MemoryStore()
-        self.topics = AsyncTopics(self.store, clock=now_ms, settings=TopicSettings(options=options(policy)))
+        super().__init__()
+        settings = TopicSettings(options=options(policy))
+        self.topics = AsyncTopics(store or MemoryStore(), clock=now_ms, settings=settings)
 
     async def __aenter__(self):
-        await self.topics.__aenter__()
+        await self.enter_async_context(self.topics)
         return self
 
-    async def __aexit__(self, *error):
-        await self.topics.close()
-
     async def given_back(self, name="orders", *, kind=None, count=1):
-        """A subscription with one consumer that has given each message back, and their positions."""
+        """A subscription with a consumer that has given each message back, their positions, and who awaits a round."""
         topic = await self.topics.open(name)
         subscription = await topic.subscribe("s", start=Start.EARLIEST, kind=kind)
         await subscription.consumer_opened("ann", permits=100)
         positions = await topic.publish([Message(b"%d" % number) for number in range(count)])
         await subscription.next_round()
         await subscription.nack_many(positions)
-        return subscription, positions
+        return subscription, positions, asyncio.create_task(subscription.next_round())
+
+    async def publish_next(self):
+        await (await self.topics.open("orders")).publish([Message(b"next")])
 
     async def letters(self):
         topic = await self.topics.open("dead")
@@ -236,33 +244,25 @@ class Broker:
         return [each.message for each in found]
 
 
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-def receiving(subscription):
-    """A task that awaits the next round, as a broker does all the time."""
-    return asyncio.create_task(subscription.next_round())
+async def until_acked(subscription, positions, sending):
+    """Wait until all are acked, while no round is received."""
+    while not all(map(subscription.subscription.cursor.is_acked, positions)):
+        await asyncio.sleep(0.001)
+    assert not sending.done()
 
 
 @KINDS
-def test_asyncio_publishes_dead_letters_and_acks_them(kind):
-    async def main():
-        async with Broker(DeadLetterPolicy(0, topic="dead")) as broker:
-            subscription, positions = await broker.given_back(kind=kind, count=3)
-            sending = receiving(subscription)
-            await until(lambda: all(map(subscription.subscription.cursor.is_acked, positions)))
-            found = await broker.letters()
-            assert [each.payload for each in found] == [b"0", b"1", b"2"]
-            assert found[1].properties["ORIGIN_MESSAGE_ID"] == str(positions[1])
-            assert subscription.subscription.stats().dead_lettered_messages == 3
-            await (await broker.topics.open("orders")).publish([Message(b"next")])
-            ((_, (delivery,)),) = (await sending).deliveries
-            assert delivery.message.payload == b"next"
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+async def test_asyncio_publishes_dead_letters_and_acks_them(kind):
+    async with Broker(DeadLetterPolicy(0, topic="dead")) as broker:
+        subscription, positions, sending = await broker.given_back(kind=kind, count=3)
+        await until_acked(subscription, positions, sending)
+        found = await broker.letters()
+        assert [each.payload for each in found] == [b"0", b"1", b"2"]
+        assert found[1].properties["ORIGIN_MESSAGE_ID"] == str(positions[1])
+        assert subscription.subscription.stats().dead_lettered_messages == 3
+        await broker.publish_next()
+        ((_, (delivery,)),) = (await sending).deliveries
+        assert delivery.message.payload == b"next"
 
 
 async def coroutine_function(taken, delivery):
@@ -287,178 +287,124 @@ class CoroutineCall:
     ],
     ids=["function", "function that returns an awaitable", "object with a coroutine"],
 )
-def test_asyncio_hands_over_by_a_function_or_a_coroutine(hand_over):
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over(taken))) as broker:
-            subscription, (position,) = await broker.given_back()
-            sending = receiving(subscription)
-            await until(lambda: subscription.subscription.cursor.is_acked(position))
-            assert taken == [b"0"]
-            assert not sending.done()
-
+async def test_asyncio_hands_over_by_a_function_or_a_coroutine(hand_over):
     taken = []
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with Broker(DeadLetterPolicy(0, hand_over(taken))) as broker:
+        await until_acked(*await broker.given_back())
+        assert taken == [b"0"]
 
 
-def test_a_hand_over_that_is_awaited_ends_before_the_ack_and_holds_up_nobody():
+async def test_a_hand_over_that_is_awaited_ends_before_the_ack_and_holds_up_nobody():
     async def hand_over(delivery):
         begun.append(delivery.message.payload)
         await may_end.wait()
 
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            subscription, (position, _) = await broker.given_back(count=2)
-            sending = receiving(subscription)
-            await until(lambda: begun == [b"0", b"1"])
-            await (await broker.topics.open("orders")).publish([Message(b"next")])
-            assert len((await sending).deliveries) == 1
-            await broker.given_back("other")
-            sending = receiving(subscription)
-            await asyncio.sleep(1.2)  # It is not begun again, although that is when one that failed is.
-            assert not sending.done()
-            assert not subscription.subscription.cursor.is_acked(position)
-            assert begun == [b"0", b"1"]
-            may_end.set()
-            await until(lambda: subscription.subscription.cursor.is_acked(position))
-
     begun, may_end = [], asyncio.Event()
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        subscription, positions, sending = await broker.given_back(count=2)
+        while begun != [b"0", b"1"]:
+            await asyncio.sleep(0.001)
+        await broker.publish_next()
+        assert len((await sending).deliveries) == 1
+        await broker.given_back("other")
+        sending = asyncio.create_task(subscription.next_round())
+        await asyncio.sleep(1.2)  # It is not begun again, although that is when one that failed is.
+        assert not sending.done()
+        assert not subscription.subscription.cursor.is_acked(positions[0])
+        assert begun == [b"0", b"1"]
+        may_end.set()
+        await until_acked(subscription, positions, sending)
 
 
-def test_functions_that_wait_for_the_loop_do_not_exhaust_the_threads():
+async def test_functions_that_wait_for_the_loop_do_not_exhaust_the_threads():
     """Each of many topics publishes its dead letter with a call that blocks its thread until the loop has done it."""
 
-    async def main():
-        def hand_over(delivery):
-            message = Message(delivery.message.payload)
-            asyncio.run_coroutine_threadsafe(dead[0].publish([message]), loop).result()
+    def hand_over(delivery):
+        message = Message(delivery.message.payload)
+        asyncio.run_coroutine_threadsafe(dead[0].publish([message]), loop).result()
 
-        loop, dead = asyncio.get_running_loop(), []
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            dead.append(await broker.topics.open("dead"))
-            found = [await broker.given_back(f"t{number}") for number in range(40)]
-            sending = [receiving(subscription) for subscription, _ in found]
-            await until(
-                lambda: all(subscription.subscription.cursor.is_acked(position) for subscription, (position,) in found)
-            )
-            assert len(await broker.letters()) == 40
-            assert not any(each.done() for each in sending)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    loop, dead = asyncio.get_running_loop(), []
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        dead.append(await broker.topics.open("dead"))
+        for given_back in [await broker.given_back(f"t{number}") for number in range(40)]:
+            await until_acked(*given_back)
+        assert len(await broker.letters()) == 40
 
 
-def test_functions_are_called_for_one_message_of_a_subscription_at_a_time():
-    def hand_over(_):
-        busy.append("begun")
-        time.sleep(0.002)
-        busy.append("ended")
-
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            subscription, positions = await broker.given_back(count=10)
-            sending = receiving(subscription)
-            await until(lambda: all(map(subscription.subscription.cursor.is_acked, positions)))
-            assert not sending.done()
-
-    busy = []
-    asyncio.run(asyncio.wait_for(main(), 30))
-    assert busy == ["begun", "ended"] * 10
-
-
-def test_a_hand_over_that_fails_is_tried_again_in_a_second(caplog):
+async def test_a_hand_over_that_fails_is_tried_again_in_a_second(caplog):
     async def hand_over(_):
         tried_ms.append(now_ms())
         if len(tried_ms) < 3:
             raise OSError("the topic of dead letters is away")
 
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            subscription, (position,) = await broker.given_back()
-            sending = receiving(subscription)
-            await until(lambda: subscription.subscription.cursor.is_acked(position))
-            assert not sending.done()
-
     tried_ms = []
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        await until_acked(*await broker.given_back())
     assert [later - earlier >= 990 for earlier, later in pairwise(tried_ms)] == [True, True]
     assert caplog.text.count("the topic of dead letters is away") == 2
 
 
-def test_a_seek_during_a_hand_over_brings_the_message_again():
+async def test_a_seek_during_a_hand_over_brings_the_message_again():
     async def hand_over(_):
         begun.set()
         await may_end.wait()
 
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            subscription, (position,) = await broker.given_back()
-            sending = receiving(subscription)
-            await begun.wait()
-            await subscription.seek(position)
-            ((_, (delivery,)),) = (await sending).deliveries
-            assert (delivery.position, delivery.redelivery_count) == (position, 0)
-            may_end.set()
-            await asyncio.sleep(0.02)
-            assert not subscription.subscription.cursor.is_acked(position)
-
     begun, may_end = asyncio.Event(), asyncio.Event()
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        subscription, (position,), sending = await broker.given_back()
+        await begun.wait()
+        await subscription.seek(position)
+        ((_, (delivery,)),) = (await sending).deliveries
+        assert (delivery.position, delivery.redelivery_count) == (position, 0)
+        may_end.set()
+        await asyncio.sleep(0.02)
+        assert not subscription.subscription.cursor.is_acked(position)
 
 
 @pytest.mark.parametrize("is_published", [False, True])
-def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(monkeypatch, is_published):
+async def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(monkeypatch, is_published):
     async def hand_over(_):
         begun.set()
         await asyncio.sleep(3_600)
 
-    async def main():
-        policy = DeadLetterPolicy(0, topic="dead") if is_published else DeadLetterPolicy(0, hand_over)
-        async with Broker(policy, store=store) as broker:
-            subscription, _ = await broker.given_back()
-            await broker.topics.open("dead")
-            if is_published:
-                append_many = type(store.ledgers)._append_many
-
-                def slow(*arguments):
-                    begun.set()
-                    time.sleep(0.05)
-                    return append_many(*arguments)
-
-                monkeypatch.setattr(type(store.ledgers), "_append_many", slow)
-            sending = receiving(subscription)
-            await asyncio.to_thread(begun.wait, 10)
-        assert sending.exception() is not None
-
-    async def again():
-        async with Broker(None, store=MemoryStore(store.disk)) as broker:
-            subscription = await (await broker.topics.open("orders")).subscribe("s")
-            return subscription.subscription.cursor.backlog, len(await broker.letters())
-
     store, begun = MemoryStore(), threading.Event()
-    asyncio.run(asyncio.wait_for(main(), 30))
-    assert asyncio.run(again()) == ((0, 1) if is_published else (1, 0))
+    append_many = type(store.ledgers)._append_many
+
+    def slow(*arguments):
+        begun.set()
+        time.sleep(0.05)
+        return append_many(*arguments)
+
+    policy = DeadLetterPolicy(0, topic="dead") if is_published else DeadLetterPolicy(0, hand_over)
+    async with Broker(policy, store=store) as broker:
+        await broker.topics.open("dead")
+        _, _, sending = await broker.given_back()
+        if is_published:
+            monkeypatch.setattr(type(store.ledgers), "_append_many", slow)
+        await asyncio.to_thread(begun.wait, 10)
+    assert sending.exception() is not None
+    async with Broker(None, store=MemoryStore(store.disk)) as broker:
+        subscription = await (await broker.topics.open("orders")).subscribe("s")
+        left = subscription.subscription.cursor.backlog, len(await broker.letters())
+    assert left == ((0, 1) if is_published else (1, 0))
 
 
-def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():
+async def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():
     async def hand_over(_):
-        await topic[0].alone.acquire()  # for a call that takes long
-        asyncio.get_running_loop().call_later(0.05, topic[0].alone.release)
+        await topic.alone.acquire()  # for a call that takes long
+        asyncio.get_running_loop().call_later(0.05, topic.alone.release)
         handed_over.set()
 
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over), store=store) as broker:
-            subscription, _ = await broker.given_back()
-            topic.append(await broker.topics.open("orders"))
-            sending = receiving(subscription)
-            await handed_over.wait()
-        assert sending.exception() is not None
-        return subscription.subscription.cursor.backlog
-
-    store, topic, handed_over = MemoryStore(), [], asyncio.Event()
-    assert asyncio.run(asyncio.wait_for(main(), 30)) == 0
+    handed_over = asyncio.Event()
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        topic = await broker.topics.open("orders")
+        subscription, _, sending = await broker.given_back()
+        await handed_over.wait()
+    assert sending.exception() is not None
+    assert subscription.subscription.cursor.backlog == 0
 
 
-def test_a_deleted_subscription_calls_its_hand_overs_off():
+async def test_a_deleted_subscription_calls_its_hand_overs_off():
     async def hand_over(_):
         begun.set()
         try:
@@ -467,52 +413,10 @@ def test_a_deleted_subscription_calls_its_hand_overs_off():
             called_off.set()
             raise
 
-    async def main():
-        async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-            subscription, _ = await broker.given_back()
-            sending = receiving(subscription)
-            await begun.wait()
-            await (await broker.topics.open("orders")).unsubscribe("s")
-            await asyncio.wait_for(called_off.wait(), 10)
-        assert sending.exception() is not None
-
     begun, called_off = asyncio.Event(), asyncio.Event()
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_a_message_that_no_consumer_received_is_no_dead_letter(monkeypatch):
-    async def main():
-        async with Broker(DeadLetterPolicy(1, taken.append), store=store) as broker:
-            topic = await broker.topics.open("orders")
-            subscription = await topic.subscribe("s")
-            await subscription.consumer_opened("ann", permits=1)
-            await topic.publish([Message(b"x")])
-            read = type(store.ledgers).read
-
-            def slow(*arguments):
-                reached.set()
-                time.sleep(0.01)
-                return read(*arguments)
-
-            monkeypatch.setattr(type(store.ledgers), "read", slow)
-            for _ in range(5):
-                reached.clear()
-                sending = receiving(subscription)
-                await asyncio.to_thread(reached.wait, 1)
-                sending.cancel()
-                assert isinstance((await asyncio.gather(sending, return_exceptions=True))[0], asyncio.CancelledError)
-            ((_, (delivery,)),) = (await subscription.next_round()).deliveries
-            assert (delivery.redelivery_count, taken) == (0, [])
-
-    store, reached, taken = MemoryStore(), threading.Event(), []
-    asyncio.run(asyncio.wait_for(main(), 30))
-
-
-def test_subscriptions_that_are_opened_together_publish_dead_letters_too():
-    topics = Topics(MemoryStore(), settings=to_topic())
-    topics.open_all(["orders"], now_ms=0)
-    subscription = topics.subscribe_all({"orders": [SubscriptionRequest("s")]}, now_ms=0)["orders", "s"]
-    topics["orders"].publish([Message(b"x")], now_ms=0)
-    given_back(subscription)
-    subscription.dispatch("ann", 1, now_ms=0)
-    assert len(letters(topics)) == 1
+    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
+        _, _, sending = await broker.given_back()
+        await begun.wait()
+        await (await broker.topics.open("orders")).unsubscribe("s")
+        await asyncio.wait_for(called_off.wait(), 10)
+    assert sending.exception() is not None

@@ -193,9 +193,3 @@ def test_terms_rise_over_every_deletion_and_a_damaged_floor_is_above_all():
         delete_subscription(store, **NAMES)
     raise_term_floor(store.metadata, 7)
     assert term_floor(store.metadata) > 2**40
-
-
-@pytest.mark.parametrize("wrong", [{"topic": ""}, {"subscription": None}, {"topic": 3}])
-def test_names_are_checked(wrong):
-    with pytest.raises((TypeError, ValueError)):
-        delete_subscription(MemoryStore(), **{**NAMES, **wrong})

@@ -62,28 +62,6 @@ def test_a_failed_round_holds_no_key(monkeypatch):
     assert not subscription._consumers._held
 
 
-def test_what_is_ready_is_followed_by_who_holds_it_though_it_is_empty_for_a_while():
-    waiting = waiting_messages({b"k": "a"})
-    waiting.put(Position(1, 0), Waiting(NACKED, key=b"k"))
-    ready = waiting.ready_for("a")
-    waiting.take(Position(1, 0))
-    waiting.put(Position(1, 1), Waiting(NACKED, key=b"k"))
-    assert list(ready) == [Position(1, 1)]
-
-
-def test_a_consumer_that_had_nothing_left_gets_what_is_its_again():
-    owners = {b"k": "a"}
-    waiting = waiting_messages(owners)
-    waiting.put(Position(1, 0), Waiting(NACKED, key=b"k"))
-    owners[b"k"] = "b"
-    waiting.owners_changed()
-    assert [*waiting._ready] == ["b"]
-    owners[b"k"] = "a"
-    waiting.owners_changed()
-    assert list(waiting.ready_for("a")) == [Position(1, 0)]
-    waiting._check()
-
-
 @pytest.mark.parametrize(
     ("key", "ready"),
     [(None, {10_049: [], 10_050: [2], 10_060: [0, 2], 18_959: [0, 2], 18_960: [0, 1, 2]}),
@@ -104,15 +82,6 @@ def test_what_waits_for_a_time_waits_no_longer_after_the_clock_was_set_back(key,
         waiting._check()
 
 
-def test_callers_whose_times_differ_a_little_do_not_shorten_a_wait():
-    waiting = waiting_messages()
-    waiting.put(Position(1, 0), Waiting(NACKED, until_ms=1_100))
-    for now_ms in [1_000, 995] * 100:
-        waiting.release(now_ms=now_ms)
-    assert not waiting.ready_for("")
-    assert waiting.next_until_ms == 1_100
-
-
 def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
     topic = NumberedTopic()
     topic.publish()
@@ -129,38 +98,11 @@ def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
 # Messages in flight
 
 
-def test_a_position_that_is_not_on_its_way_settles_nothing():
-    deliveries = Deliveries()
-    deliveries.add("a", [Position(1, 2)], [Sent("a")])
-    assert deliveries.complete(Position(1, 3)) is None
-    assert len(deliveries) == 1
-
-
 # Consumers
 
 
 def consumers(kind=KEY_SHARED):
     return Consumers(kind)
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "text"),
-    [
-        (5, TypeError, "the name of a consumer must be text, got 5"),
-        (None, TypeError, "the name of a consumer must be text, got None"),
-        (b"b", TypeError, "the name of a consumer must be text, got b'b'"),
-        (["b"], TypeError, r"the name of a consumer must be text, got \['b'\]"),
-        ("", ValueError, "the name of a consumer must not be empty"),
-        ("\ud800", ValueError, r"the name of a consumer must be UTF-8, got '\\ud800'"),
-    ],
-)
-def test_a_name_that_is_none_is_refused_and_the_others_go_on(name, error, text):
-    open_now = consumers()
-    open_now.open("a", priority=0)
-    with pytest.raises(error, match=text):
-        open_now.open(name, priority=0)
-    assert open_now.names == ("a",)
-    assert open_now.owner(b"k") == "a"
 
 
 @pytest.mark.parametrize("priority", [None, 1.0, True, "1", float("nan")])

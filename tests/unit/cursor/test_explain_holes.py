@@ -52,12 +52,6 @@ def test_each_hole_says_why_it_is_there():
     assert {first: hole.deliver_at_ms for first, hole in found.items()} == {0: None, 2: 500, 7: None, 11: None}
 
 
-def test_what_is_above_the_highest_acked_message_is_no_hole():
-    topic = run_of_every_kind()
-    assert [(first, last) for first, last, _ in reports(topic)] == [(0, 0), (2, 5), (7, 9), (11, 11)]
-    assert not topic.cursor.is_acked(topic.positions[13])
-
-
 def test_a_message_that_was_given_back_says_by_whom_and_until_when():
     topic = NumberedTopic()
     topic.publish(5)
@@ -168,12 +162,6 @@ def test_top_is_a_prefix_of_all():
         assert topic.subscription.explain_holes(top) == everything[:top]
 
 
-def test_costs_add_up_to_what_one_range_more_than_none_would_save():
-    topic = staircase()
-    assert sum(hole.freed_ranges for hole in topic.subscription.explain_holes(100)) == 5
-    assert topic.cursor.deleted.range_count == 6
-
-
 @pytest.mark.parametrize("rank", range(6))
 def test_acking_a_hole_frees_what_it_said(rank):
     topic = staircase()
@@ -188,14 +176,6 @@ def test_acking_a_hole_frees_what_it_said(rank):
     assert backlog_below - left == hole.mark_delete_advance
     assert hole.cost_bytes == max(0, hole.freed_bytes)
     assert first not in by_first(topic)
-
-
-def test_acking_all_of_them_leaves_no_range():
-    topic = staircase()
-    for first, last, _ in reports(topic):
-        topic.ack(*range(first, last + 1))
-    assert (topic.cursor.deleted.range_count, topic.cursor.mark_delete_position) == (0, topic.positions[208])
-    assert topic.subscription.explain_holes() == []
 
 
 # Why the gate is shut.
@@ -238,16 +218,6 @@ def test_the_byte_rule_names_the_store_that_fails():
     topic.log.store.mend_ledgers()
     topic.cursor.persist(now_ms=8)
     assert topic.subscription.why_blocked() == ()
-
-
-def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
-    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
-    topic.publish(200)
-    topic.dispatch("a", 500)
-    topic.subscription._listener.persisted(error := StoreError("gone"))
-    topic.cursor.persist(now_ms=1)
-    assert topic.cursor.stats().persist_count == 1
-    assert topic.subscription.why_blocked()[0].store_error is error
 
 
 def test_the_range_rule_says_which_holes_would_release_it():

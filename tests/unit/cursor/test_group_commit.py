@@ -215,19 +215,6 @@ def test_damage_is_told_to_the_call_that_meets_it(store):
     assert store.ledgers.append(sound, [b"goes on"]) == 2
 
 
-def test_an_entry_that_is_too_large_for_sqlite_is_refused_alone(store):
-    ledger_id = store.ledgers.create("billing")
-    store._database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000)
-    large = [b"lost", bytes(1_001)]
-    calls = [append_to(store, ledger_id), lambda: store.ledgers.append(ledger_id, large), append_to(store, ledger_id)]
-    outcomes, commit_count = outcomes_in_one_group(store, calls)
-    assert (outcomes[0], outcomes[2], commit_count) == (0, 1, 2)
-    assert type(outcomes[1]) is StoreError
-    with pytest.raises(StoreError, match="too big"):
-        store.ledgers.append(ledger_id, [bytes(1_001)])
-    assert store.ledgers.append(ledger_id, [b"goes on"]) == 2
-
-
 def test_damage_that_sqlite_meets_ends_the_group_and_the_store(store, tmp_path):
     ledger_id = store.ledgers.create("billing")
     with store._database.reading() as connection:

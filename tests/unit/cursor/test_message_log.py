@@ -61,12 +61,6 @@ def test_the_bytes_of_an_entry_stay_what_they_are(message, expected):
     assert store.ledgers.read(ledger_id, entry_id, entry_id + 1) == [expected]
 
 
-def test_an_empty_key_is_a_key():
-    _, log = opened()
-    (position,) = log.publish([Message(b"", key=b"")])
-    assert next(log.read([position])).key == b""
-
-
 @pytest.mark.parametrize("entry", [PLAIN_BYTES, KEYED_BYTES, PROPERTIED_BYTES])
 def test_a_cut_entry_is_corrupt_or_has_less_payload(entry):
     store, log = opened()
@@ -195,15 +189,6 @@ def test_a_single_position_is_no_list_of_positions():
     (position,) = log.publish([PLAIN])
     with pytest.raises(TypeError, match="positions must be a list of Position, got a single one, 1:0"):
         list(log.read(position))
-
-
-def test_the_payload_comes_first_and_all_else_has_a_default_and_a_name():
-    message = Message(b"hello")
-    assert message == Message(
-        payload=b"hello", key=None, deliver_at_ms=NO_DELAY, publish_time_ms=0, message_count=1, properties={}
-    )
-    with pytest.raises(TypeError, match="positional argument"):
-        Message(b"hello", b"key")
 
 
 def test_properties_are_stored_by_name_and_cannot_be_changed():

@@ -106,31 +106,6 @@ def test_each_number_is_the_one_of_stats(registry, collector):
     assert len(samples) == len(EXPORTED) + 3 + 1 + 1
 
 
-def test_the_causes_are_told_apart(registry, collector):
-    cursor = open_cursor(become_old_ack_record_seconds=1, range_count_max=3)
-    collector.add(cursor, topic=ORDERS, subscription="billing")
-    cursor.delivered(Position(3, 500), now_ms=0)
-    cursor.delivered(Position(3, 900), now_ms=9_500)
-    cursor.ack_entries(3, [*range(11, 31, 2), *range(601, 641, 2)], now_ms=9_600)
-    cursor.persist(now_ms=10_000)
-    cursor.ack_entries(3, [51, 53, 55, 57], now_ms=10_000)
-    samples = scrape(registry)
-    found = {
-        cause: value(samples, "ackstate_cursor_redelivery_if_crashed", cause=cause, **BILLING)
-        for cause in ("unwritten", "young", "cut")
-    }
-    assert found == {"unwritten": 4, "young": 20, "cut": 7}
-    assert value(samples, "ackstate_cursor_truncations_total", **BILLING) == 1
-
-
-def test_a_scrape_reads_the_present(registry, collector):
-    cursor = open_cursor()
-    collector.add(cursor, topic=ORDERS, subscription="billing")
-    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 0
-    cursor.ack_entries(3, [1, 3, 5], now_ms=0)
-    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 3
-
-
 def test_metric_types_and_texts(registry, collector):
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         is_counter = family.type == "counter"
@@ -182,34 +157,6 @@ def test_a_closed_or_dropped_cursor_leaves_and_the_others_stay(registry, collect
     gc.collect()
     assert subscriptions_in(registry) == {"open"}
     assert value(scrape(registry), "ackstate_cursors_unreadable") == 0
-
-
-def test_a_cursor_that_cannot_be_read_is_counted_and_the_others_stay(registry, collector):
-    broken, sound = open_cursor(), open_cursor()
-
-    def fail():
-        raise RuntimeError("the numbers are gone")
-
-    broken.stats = fail
-    collector.add(broken, topic=ORDERS, subscription="broken")
-    collector.add(sound, topic=ORDERS, subscription="sound")
-    assert subscriptions_in(registry) == {"sound"}
-    assert value(scrape(registry), "ackstate_cursors_unreadable") == 1
-    del broken.stats
-    assert subscriptions_in(registry) == {"broken", "sound"}
-
-
-def test_a_cursor_that_is_opened_again_takes_its_predecessors_place(registry, collector):
-    store = MemoryStore()
-    older = open_cursor(store=store)
-    collector.add(older, topic=ORDERS, subscription="billing")
-    older.ack_entries(3, [1, 3], now_ms=0)
-    newer = open_cursor(store=store)
-    collector.add(newer, topic=ORDERS, subscription="billing")
-    assert value(scrape(registry), "ackstate_cursor_ranges", **BILLING) == 0
-    del older
-    gc.collect()
-    assert subscriptions_in(registry) == {"billing"}
 
 
 def test_registering_reads_no_cursor_but_knows_every_name():
@@ -264,21 +211,3 @@ def test_acks_and_scrapes_and_reopens_at_once(registry, collector):
         sys.setswitchinterval(interval)
     assert not failures
     assert len(seen) > 10
-
-
-@pytest.mark.slow
-def test_a_scrape_over_http(registry, collector):
-    cursor = open_cursor()
-    collector.add(cursor, topic=ORDERS, subscription="billing")
-    cursor.ack_entries(3, [1, 3, 5, 6], now_ms=0)
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as response:
-            assert response.headers["Content-Type"].startswith("text/plain")
-            samples = parse(response.read().decode())
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert value(samples, "ackstate_cursor_redelivery_if_crashed", cause="unwritten", **BILLING) == 4
-    assert samples == scrape(registry)

@@ -136,24 +136,6 @@ def test_a_limit_smaller_than_one_fetch_lets_two_consumers_work_in_parallel():
     assert story.sent(500, consumer="b") == [*range(225, 270)]
 
 
-def test_a_byte_limit_smaller_than_one_fetch_is_taken_in_turns():
-    story = OneSubscription(max_unpersisted_ack_record_bytes=1_031)
-    story.publish(400)
-    assert story.sent(500, consumer="a") == [*range(73)]
-    assert story.sent(500, consumer="b") == []
-    woken, got = [], {"a": 73, "b": 0}
-    acker, asker, held = "a", "b", [*range(73)]
-    while held:
-        story.subscription.when_open(lambda: woken.append(1), asker)
-        story.ack(*held)
-        held = story.sent(500, consumer=asker)
-        got[asker] += len(held)
-        acker, asker = asker, acker
-    assert len(woken) == 6
-    assert got == {"a": 73 + 64 + 64, "b": 71 + 64 + 64}
-    assert story.cursor.backlog == 0
-
-
 @pytest.mark.parametrize(
     ("limits", "room"),
     [
@@ -280,10 +262,6 @@ def test_the_lowest_hole_goes_first_and_new_messages_stay(sent_count, limits, ru
     assert story.sent(2, consumer="quick") == [sent_count, sent_count + 1]
 
 
-def test_one_dispatch_fills_holes_in_the_same_order_as_many():
-    assert with_holes(73, max_unpersisted_ack_record_bytes=1_031).sent(500, consumer="quick") == [*HOLES, 72]
-
-
 def test_after_a_restart_above_a_lowered_limit_unread_holes_are_filled_from_their_edges():
     story = with_holes(61, max_unacked_ranges=61)
     story.store.mend_ledgers()
@@ -399,16 +377,6 @@ def test_an_ack_for_which_nothing_is_reserved_makes_its_room_by_a_persist():
     assert str(story.cursor.deleted).startswith(f"[({story.ledger_id}:0..{story.ledger_id}:5],")
 
 
-def test_a_late_ack_that_nothing_is_reserved_for_is_taken_at_a_full_limit_only_if_it_adds_nothing():
-    story = filled_to_the_last_byte()
-    with pytest.raises(AckRefusedError, match="would pass a limit"):
-        story.ack(300)
-    assert not story.cursor.is_acked(Position(story.ledger_id, 300))
-    story.ack(70)
-    assert story.used_bytes == 1_022
-    assert story.sent(consumer="quick", now_ms=50) == [*range(0, 70, 2), 72]
-
-
 # Poison.
 
 
@@ -474,22 +442,6 @@ def test_with_keys_each_consumer_gets_the_holes_of_its_keys_in_the_order_of_each
     assert rounds == [([0], [1, 3, 5]), ([6, 8, 10], []), ([], [7, 11])]
 
 
-def test_a_hole_whose_owner_left_is_filled_by_who_has_its_keys_now():
-    story = OneSubscription(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
-    story.publish(100, keys="ab" * 50)
-    for consumer in ("x", "y"):
-        story.subscription.consumer_opened(consumer)
-    sent = {consumer: story.sent(4, consumer=consumer) for consumer in ("x", "y")}
-    assert sorted(sent["x"] + sent["y"]) == [*range(8)]
-    gone, stays = ("x", "y") if 0 in sent["x"] else ("y", "x")
-    story.ack(1, 3, 5, 7)
-    story.subscription.change_limits(GateLimits(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=3))
-    assert story.sent(consumer=stays) == []
-    assert story.closed_rules == [RANGES]
-    assert story.subscription.consumer_closed(gone) == 4
-    assert story.sent(consumer=stays) == [0, 2, 4, 6]
-
-
 def test_unread_holes_of_an_owner_who_left_are_filled_by_who_has_its_keys_now():
     story = OneSubscription(kind=SubscriptionType.KEY_SHARED, max_unacked_ranges=8)
     story.publish(100, keys="ab" * 50)
@@ -526,55 +478,6 @@ def test_delayed_messages_in_holes_are_not_sent_early_and_hold_up_no_other_hole(
 
 
 # Whatever happens.
-
-
-def could_be_sent(story):
-    """Return the messages that wait below the highest acked one and have room for their acks."""
-    highest = story.cursor.deleted.last_range()
-    waiting = story.subscription._messages.waiting
-    limit = story.subscription._gate.limits.max_unpersisted_ack_record_bytes
-    found = []
-    for position in waiting.ready_for("") if highest else ():
-        added = min(isolated_range_bytes(*position), story.cursor.view.unpersisted_bytes_added(position))
-        if position < highest[1] and (added <= 0 or story.used_bytes + added <= limit):
-            found.append(position.entry_id)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_with_a_store_that_fails_for_ever_everything_below_the_highest_ack_is_acked_in_the_end(seed):
-    chance = random.Random(seed)
-    story = OneSubscription(max_unpersisted_ack_record_bytes=1_100)
-    story.publish(2_000)
-    story.store.break_ledgers()
-    in_flight, blocked = [], 0
-    for _ in range(400):
-        in_flight += story.sent(chance.randrange(1, 40))
-        blocked += bool(story.closed_rules)
-        chance.shuffle(in_flight)
-        for _ in range(min(len(in_flight), chance.randrange(12))):
-            entry = in_flight.pop()
-            if chance.random() < 0.3:
-                story.nack(entry)
-                continue
-            try:
-                story.ack(entry)
-            except AckRefusedError:
-                story.nack(entry)
-        if not in_flight and story.closed_rules:
-            assert not could_be_sent(story) or story.sent_one_by_one()
-            in_flight = story.subscription.in_flight("c")
-            in_flight = [position.entry_id for position in in_flight]
-    assert blocked, "the limit never bound, so nothing was tested"
-    for _ in range(400):
-        for entry in in_flight:
-            story.ack(entry)
-        in_flight = story.sent(20)
-        if not in_flight:
-            break
-    assert story.cursor.backlog == 0
-    assert story.cursor.persisted_mark_delete_position.entry_id == -1
 
 
 @pytest.mark.slow

@@ -74,12 +74,6 @@ def test_topics_share_one_append(store, monkeypatch):
         assert MessageLog.find(store, topic=log.topic).ledgers.counts() == log.ledgers.counts()
 
 
-def test_nothing_is_published_by_no_batches_and_by_empty_ones(store):
-    (one,) = logs_of(store, "one")
-    assert publish_all([]) == []
-    assert publish_all([(one, [])]) == [[]]
-
-
 def test_a_log_that_another_owner_has_does_not_keep_the_others_back(store):
     one, two = logs_of(store, "one", "two")
     MessageLog.open(store, topic="one")
@@ -137,15 +131,6 @@ def test_policies_apply_and_are_counted():
     values = {(each.name, each.attributes["pulsar.topic"]): each.value for each in counters.samples()}
     assert values == {(REJECTED, "one"): 1, (OVERRIDDEN, "one"): 0, (REJECTED, "two"): 0, (OVERRIDDEN, "two"): 2}
     assert payloads(one) == []
-
-
-def test_an_index_is_told_of_delayed_messages():
-    store = MemoryStore()
-    one, two = logs_of(store, "one", "two")
-    view = TopicDelayIndex(tick_time_ms=1).open_view(lambda position: False)
-    one.feed(view.shared_index)
-    publish_all([(one, messages(b"a", deliver_at_ms=50)), (two, messages(b"b", deliver_at_ms=60))])
-    assert view.next_delivery_ms == 50
 
 
 def test_a_damaged_store_answers_each_topic_with_its_own_error(monkeypatch):

@@ -71,14 +71,6 @@ def test_the_policies_say_when_a_message_is_delivered(policies, stored, overridd
     assert topic.counted() == {"rejected": 0, "overridden": overridden}
 
 
-def test_a_message_keeps_all_but_its_time():
-    topic = PublishedTopic(FIXED)
-    positions = topic.publisher.publish([Message(b"payload", key=b"key", publish_time_ms=1_000, message_count=3)])
-    assert list(topic.log.read(positions)) == [
-        Message(b"payload", key=b"key", deliver_at_ms=6_000, publish_time_ms=1_000, message_count=3)
-    ]
-
-
 def test_one_rejected_message_keeps_all_out():
     topic = PublishedTopic(MAXIMUM)
     with pytest.raises(DeliveryDelayExceededError) as caught:
@@ -86,14 +78,6 @@ def test_one_rejected_message_keeps_all_out():
     assert str(caught.value) == "Exceeds max allowed delivery delay of 60 milliseconds"
     assert topic.log.ledgers.last_confirmed.entry_id == -1
     assert topic.counted() == {"rejected": 2, "overridden": 0}
-
-
-def test_nothing_is_stored_before_all_is_decided():
-    topic = PublishedTopic(MAXIMUM)
-    before = topic.store.mutation_count
-    with pytest.raises(DeliveryDelayExceededError):
-        topic.publisher.publish(asking((0, NO_DELAY), (0, 61)))
-    assert topic.store.mutation_count == before
 
 
 def test_a_batch_is_one_entry_and_counts_its_messages():
@@ -118,42 +102,6 @@ def test_the_policies_are_asked_for_at_each_publish():
     assert topic.stored() == [(0, 100), (0, 5_000)]
 
 
-@pytest.mark.parametrize(
-    ("message", "saying"),
-    [
-        (Message(b"", deliver_at_ms=0, publish_time_ms=-1), "publish_time_ms"),
-        (Message(b"", deliver_at_ms=2**63), "deliver_at_ms"),
-        (Message(b"", deliver_at_ms=0, message_count=0), "message_count"),
-        (Message(b"", deliver_at_ms=61, message_count=-4), "message_count"),
-        (Message(b"", deliver_at_ms=0, message_count=2**32), "message_count"),
-    ],
-)
-def test_a_message_that_is_none_is_refused_and_not_counted(message, saying):
-    topic = PublishedTopic(MAXIMUM)
-    with pytest.raises(ValueError, match=saying):
-        topic.publisher.publish([*asking((0, 61)), message])
-    assert topic.log.ledgers.last_confirmed.entry_id == -1
-    assert topic.counted() == {"rejected": 0, "overridden": 0}
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        Message(b"", deliver_at_ms=0),
-        None,
-        [None],
-        [Message(b"", deliver_at_ms=None)],
-        [Message(b"", deliver_at_ms=0, publish_time_ms=0.0)],
-        [Message("", deliver_at_ms=0)],
-    ],
-)
-def test_what_is_no_list_of_messages_is_refused_and_not_counted(messages):
-    topic = PublishedTopic(FIXED)
-    with pytest.raises(TypeError, match="must be"):
-        topic.publisher.publish(messages)
-    assert topic.counted() == {"rejected": 0, "overridden": 0}
-
-
 def test_a_publish_of_an_earlier_owner_is_not_counted():
     topic = PublishedTopic(FIXED)
     newer = MessageLog.open(topic.store, topic=topic.log.topic)
@@ -171,29 +119,6 @@ def test_a_publish_that_the_store_fails_overrides_nothing():
     assert topic.counted() == {"rejected": 0, "overridden": 0}
     topic.publisher.publish(asking((0, 7)))
     assert topic.counted() == {"rejected": 0, "overridden": 1}
-
-
-def test_publishing_nothing_does_nothing():
-    topic = PublishedTopic(FIXED)
-    assert topic.publisher.publish([]) == []
-
-
-@pytest.mark.parametrize(
-    ("topic", "namespace"),
-    [
-        (ORDERS, "public/default"),
-        ("non-persistent://public/default/a/b", "public/default"),
-        ("persistent://public/default", ""),
-        ("orders", ""),
-        ("a/b/c", ""),
-    ],
-)
-def test_counters_are_read_without_any_library(topic, namespace):
-    counters = PublishCounters(cluster="here")
-    counters.add_topic(topic)
-    counters.count(REJECTED, topic=topic, message_count=3)
-    attributes = {"pulsar.cluster": "here", "pulsar.namespace": namespace, "pulsar.topic": topic}
-    assert counters.samples() == [CounterSample(REJECTED, attributes, 3), CounterSample(OVERRIDDEN, attributes, 0)]
 
 
 def test_publishers_of_a_topic_count_together_and_topics_apart():

@@ -85,25 +85,6 @@ def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(top
     assert log.publish([Message(b"next")]) == [Position(max(ids_on_disk(store)), 0)]
 
 
-def test_acks_that_are_not_durable_free_nothing(topic):
-    _, log, cursor, positions = topic
-    cursor.mark_delete(positions[-1], now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
-    cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 4
-
-
-def test_a_subscription_that_is_not_open_holds_its_messages(topic):
-    store, log, cursor, positions = topic
-    other = cursor_of(store, log, "other")
-    acked_up_to(other, positions[12])
-    other.close(now_ms=0)
-    acked_up_to(cursor, positions[-1])
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 1
-    report = backlog_report(log, NOTHING_KEPT, {})
-    assert (report.held_by, report.held_from, report.entry_count) == ("other", positions[13], 37)
-
-
 @pytest.mark.parametrize("kind", ["damaged record", "lost record", "beyond the log"])
 def test_a_subscription_that_cannot_be_opened_holds_everything(topic, kind):
     store, log, cursor, positions = topic
@@ -278,18 +259,6 @@ def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     assert (holes.backlog, [(each.first, each.entry_count) for each in holes.holes]) == (29, [(positions[20], 2)])
 
 
-def test_a_seek_below_the_log_goes_to_its_first_message(topic):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    subscription = Subscription(log, cursor)
-    subscription.seek(positions[3], now_ms=0)
-    assert [each.position for each in subscription.dispatch("c", 2, now_ms=0)] == positions[20:22]
-    assert cursor.mark_delete_position == Position(4, -1)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
-    assert cursor_of(store, opened(store)).backlog == 30
-
-
 def test_a_new_subscription_begins_at_the_first_message_that_is_left(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[25])
@@ -349,24 +318,6 @@ def test_a_log_that_is_trimmed_while_it_is_found(topic):
     assert list(MessageLog.find(TrimmedMeanwhile(store), topic="t").ledgers) == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL])
-@pytest.mark.parametrize("failing", range(3))
-def test_a_trim_that_failed_is_completed_by_the_next_one(topic, kind, failing):
-    """It writes the record, and then deletes ledgers 1 and 3."""
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[20])
-    store.inject(Fault(store.mutation_count + failing, kind))
-    with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    assert list(log.ledgers) == [4, 5, 6]
-    store.forget_faults()
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0  # they have left the log before
-    assert ids_on_disk(store) == [4, 5, 6]
-    assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
-    assert publish(log, 20)
-    assert opened(store).ledgers.counts() == log.ledgers.counts()
-
-
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
 def test_a_ledger_that_begins_after_a_trim_in_doubt_completes_it(topic, kind):
     store, log, cursor, positions = topic
@@ -398,19 +349,6 @@ def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, fai
     assert reopened.reader.read(1) == [positions[21]]
     trim_log(log, NOTHING_KEPT, {}, now_ms=0)
     assert ids_on_disk(survivor) == [4, 5, 6]
-
-
-def test_an_open_that_cannot_delete_what_was_trimmed_leaves_it_to_the_next_trim(topic):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[20])
-    store.inject(Fault(store.mutation_count + 1, FaultKind.FAIL_BEFORE))
-    with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))  # It writes the record and fences a ledger.
-    log = opened(store)
-    assert (list(log.ledgers), ids_on_disk(store)) == ([4, 5, 6], [1, 3, 4, 5, 6])
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
-    assert ids_on_disk(store) == [4, 5, 6]
 
 
 def test_an_append_that_failed_and_happened_makes_its_ledger_be_counted_again(topic):
@@ -539,14 +477,6 @@ def test_a_clock_that_went_back_deletes_nothing_early_and_keeps_nothing_for_long
     assert trimmed_to(log, now_ms=NOW_MS + 500) == [one, two, three, four]
     assert trimmed_to(log, now_ms=NOW_MS + 1_000) == ([four] if is_reopened else [two, three, four])
     assert trimmed_to(log, now_ms=NOW_MS + 1_500) == [four]
-
-
-def test_a_clock_that_goes_back_within_a_ledger_makes_it_no_older():
-    log = opened(MemoryStore())
-    for number in range(11):
-        log.publish([Message(b"x")], now_ms=0 if number == 9 else NOW_MS)
-    assert len(trimmed_to(log, now_ms=NOW_MS + 999)) == 2
-    assert len(trimmed_to(log, now_ms=NOW_MS + 1_000)) == 1
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_AFTER, FaultKind.FAIL_BEFORE])

@@ -74,42 +74,6 @@ def test_consumers_take_turns_that_continue_in_the_next_round():
     assert broker.round() == {"b": [6]}
 
 
-def test_many_messages_are_shared_out_in_one_turn_each():
-    broker = TopicWithPermits(permits=dict.fromkeys("abc", 100), turn=2)
-    broker.publish(10)
-    assert broker.round() == {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7], "c": [8, 9]}
-    assert broker.round() == {}
-
-
-def test_no_consumer_starves_however_few_messages_a_round_has():
-    broker = TopicWithPermits(permits=dict.fromkeys("abc", 100))
-    received = dict.fromkeys("abc", 0)
-    for _ in range(9):
-        broker.publish(1)
-        for name, mine in broker.round().items():
-            received[name] += len(mine)
-    assert received == {"a": 3, "b": 3, "c": 3}
-
-
-def test_messages_given_back_are_shared_out_as_well():
-    broker = TopicWithPermits(permits={"a": 4}, turn=1)
-    broker.publish(4)
-    broker.round()
-    broker.nack(0, 1, 2, 3)
-    broker.subscription.add_permits("a", 4)
-    broker.subscription.add_permits("b", 4)
-    assert broker.round() == {"a": [0, 2], "b": [1, 3]}
-
-
-def test_a_consumer_receives_as_many_messages_as_it_has_permits():
-    broker = TopicWithPermits(permits={"a": 3, "b": 0})
-    broker.publish(5)
-    assert broker.round() == {"a": [0, 1, 2]}
-    assert broker.subscription.permits("a") == 0
-    broker.subscription.add_permits("b", 1)
-    assert broker.round() == {"b": [3]}
-
-
 def test_a_batch_takes_a_permit_for_each_message_and_may_overdraw():
     broker = TopicWithPermits(permits={"a": 5})
     broker.publish(3, message_count=3)
@@ -153,12 +117,6 @@ def test_permits_are_lost_when_the_consumer_closes():
     assert broker.round() == {}
 
 
-def test_consumers_of_a_higher_priority_number_receive_what_the_others_do_not_take():
-    broker = TopicWithPermits(permits={"c": 9, "a": 2, "b": 1}, priorities={"c": 1})
-    broker.publish(5)
-    assert broker.round() == {"a": [0, 1], "b": [2], "c": [3, 4]}
-
-
 def test_a_consumer_at_its_own_limit_is_passed_over():
     broker = TopicWithPermits(permits={"a": 9, "b": 9}, priorities={"b": 1}, max_unacked_messages_per_consumer=2)
     broker.publish(6)
@@ -189,22 +147,6 @@ def test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_ti
     assert broker.round(now_ms=1_000) == {"a": [0, 1, 2]}
 
 
-def test_key_shared_queues_nothing_if_all_have_permits():
-    broker = TopicWithPermits(KEY_SHARED, permits={"a": 100, "b": 100})
-    broker.publish_keys((A + B) * 50)
-    assert {name: len(mine) for name, mine in broker.round().items()} == {"a": 50, "b": 50}
-    assert len(broker.subscription._messages.waiting) == 0
-
-
-def test_failover_sends_to_the_active_consumer_only():
-    broker = TopicWithPermits(FAILOVER, permits={"a": 2, "b": 9}, priorities={"a": 0, "b": 1})
-    broker.publish(4)
-    assert broker.round() == {"a": [0, 1]}
-    broker.subscription.consumer_closed("a")
-    assert broker.calls == 1
-    assert broker.round() == {"b": [0, 1, 2, 3]}
-
-
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
 def test_redeliver_all_rewinds_in_order(kind):
     broker = TopicWithPermits(kind, permits={"a": 9})
@@ -217,16 +159,6 @@ def test_redeliver_all_rewinds_in_order(kind):
     assert broker.round() == {"a": [0, 2, 3, 4]}
 
 
-def test_redeliver_all_gives_back_the_messages_of_one_consumer():
-    broker = TopicWithPermits(permits={"a": 2, "b": 2}, turn=2)
-    broker.publish(4)
-    broker.round()
-    assert broker.subscription.redeliver_all("a", now_ms=0) == 2
-    assert broker.subscription.redeliver_all("unknown", now_ms=0) == 0
-    assert broker.subscription.permits("a") == 0
-    assert broker.deliveries("c") == [(0, 1), (1, 1)]
-
-
 def test_a_round_is_bounded_and_wakes_at_once():
     broker = TopicWithPermits(permits={"a": 100}, round_entries_max=3)
     broker.publish(5)
@@ -234,30 +166,6 @@ def test_a_round_is_bounded_and_wakes_at_once():
     assert broker.calls == 1
     assert broker.round() == {"a": [3, 4]}
     assert broker.calls == 1
-
-
-def test_a_failed_round_sends_nothing_and_takes_no_permits(monkeypatch):
-    broker = TopicWithPermits(permits={"a": 3, "b": 3}, turn=1)
-    broker.publish(4)
-    broker.round()
-    assert broker.calls == 0
-
-    def fail(*_):
-        raise StoreError("no")
-
-    broker.publish(1)
-    broker.calls = 0
-    broker.round()
-    broker.nack(0, 1, 2, 3)
-    calls = broker.calls
-    with monkeypatch.context() as patched:
-        patched.setattr(broker.log, "read", fail)
-        with pytest.raises(StoreError):
-            broker.subscription.dispatch_all(now_ms=0, waiter=lambda: None)
-    assert broker.subscription.permits("a") + broker.subscription.permits("b") == 1
-    assert broker.subscription.unacked_messages == 1
-    assert broker.calls == calls
-    assert sum(map(len, broker.round().values())) == 1
 
 
 def test_a_round_that_fails_after_it_sent_returns_the_permits(monkeypatch):
@@ -504,18 +412,6 @@ def test_a_nack_with_a_delay_wakes_if_its_time_comes_before_what_the_round_said(
     assert broker.wake_ms == 100
 
 
-def test_a_nack_with_a_longer_delay_than_another_wakes_no_one():
-    broker = TopicWithPermits(permits={"a": 9})
-    broker.publish(2)
-    broker.settle()
-    broker.nack(0, delay_ms=40)
-    broker.round()
-    broker.nack(1, delay_ms=50)
-    assert broker.calls == 1
-    assert broker.settle(now_ms=40) == {"a": [0]}
-    assert broker.wake_ms == 50
-
-
 def test_a_nack_with_a_delay_wakes_no_one_while_nobody_could_receive_it():
     broker = TopicWithPermits(permits={"a": 1})
     broker.publish(1)
@@ -585,19 +481,6 @@ def test_a_new_waiter_replaces_the_old_one_and_none_keeps_it():
     assert calls == ["new"]
 
 
-def test_a_waiter_that_raises_is_logged_and_affects_no_one(caplog):
-    broker = TopicWithPermits(permits={"a": 9})
-
-    def fail():
-        raise RuntimeError("too late")
-
-    broker.subscription.dispatch_all(now_ms=0, waiter=fail)
-    with caplog.at_level(logging.ERROR, logger="ackstate.limits.broker"):
-        broker.publish(1)
-    assert "too late" in caplog.text
-    assert broker.round() == {"a": [0]}
-
-
 def test_close_calls_the_waiter_and_a_later_round_is_refused():
     broker = TopicWithPermits(permits={"a": 9})
     broker.round()
@@ -655,18 +538,6 @@ def test_mistakes_are_refused(call, error, message):
     assert broker.subscription.consumers == ()
 
 
-def test_without_options_a_subscription_has_the_documented_numbers():
-    options = SubscriptionOptions()
-    assert (options.turn_entries, options.round_entries_max, options.look_ahead_max) == (20, 1_000, 20_000)
-    assert (options.promotes_young, options.dead_letters) == (True, None)
-
-
-def test_the_sizes_of_turns_and_rounds_are_checked():
-    for name in ("turn_entries", "round_entries_max"):
-        with pytest.raises(ValueError, match=name):
-            SubscriptionOptions(**{name: 0})
-
-
 @pytest.mark.parametrize("event", [RoundWaiter.room_made, RoundWaiter.wake])
 def test_an_event_during_a_round_wakes_when_it_ends(event):
     waiter, calls = RoundWaiter(), []
@@ -676,15 +547,4 @@ def test_an_event_during_a_round_wakes_when_it_ends(event):
     waiter.arm(lambda: calls.append("called"), messages=True, room=True)
     assert calls == ["called"]
     waiter.wake()
-    assert calls == ["called"]
-
-
-def test_messages_that_a_round_queues_are_no_event():
-    waiter, calls = RoundWaiter(), []
-    waiter.begin_round()
-    waiter.messages_came()
-    waiter.arm(lambda: calls.append("called"), messages=True, room=False)
-    waiter.room_made()
-    assert calls == []
-    waiter.messages_came()
     assert calls == ["called"]

@@ -44,23 +44,6 @@ def opened():
     return store, MessageLog.open(store, topic="t", entries_per_ledger_max=1)
 
 
-def test_one_thread_may_nest_and_another_is_refused():
-    use = SoleUse("the thing")
-    refused = []
-
-    def other():
-        with pytest.raises(RuntimeError, match="the thing is used by two threads at once") as caught, use:
-            pass
-        refused.append(caught)
-
-    with use, use:
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    use.check()
-    assert refused
-
-
 def test_two_publishes_at_once(monkeypatch):
     store, log = opened()
     elsewhere = Elsewhere(monkeypatch, store.ledgers, "append")

@@ -164,30 +164,6 @@ def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
         stored_subscriptions(closed, TOPIC)
 
 
-def test_a_store_without_the_message_log_is_enough():
-    store = MemoryStore()
-    opened(store, acked=3)
-    assert [each.mark_delete for each in listed(store)] == [Position(1, 2)]
-    damage_record(store.disk)
-    assert isinstance(listed(store)[0].problem, UnreadableCursorError)
-
-
-def test_names_that_cannot_be_read_are_an_error():
-    class Nameless:
-        def get(self, path):
-            return None
-
-        def children(self, path):
-            return [""]
-
-    class Store:
-        metadata = Nameless()
-        ledgers = MemoryStore().ledgers
-
-    with pytest.raises(CorruptStateError, match="empty"):
-        stored_subscriptions(Store(), TOPIC)
-
-
 def test_the_owner_of_a_cursor_may_delete_or_replace_it_meanwhile():
     """A name is listed before its record is read."""
     store = MemoryStore()

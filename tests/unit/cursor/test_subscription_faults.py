@@ -72,41 +72,6 @@ def test_a_tracker_that_fails_in_the_middle_of_a_batch_loses_no_message(kind, mo
     assert topic.dispatch(now_ms=20) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("bad", [None, "x", 1.5, math.nan])
-def test_a_time_or_number_that_is_no_integer_is_refused_and_sends_nothing(bad):
-    topic = NumberedTopic()
-    topic.publish(2)
-    with pytest.raises(TypeError, match="now_ms"):
-        topic.subscription.dispatch("a", 2, now_ms=bad)
-    with pytest.raises(TypeError, match="max_messages"):
-        topic.subscription.dispatch("a", bad, now_ms=0)
-    assert topic.subscription.unacked_messages == 0
-    assert topic.dispatch() == [0, 1]
-    for wrong in (
-        lambda: topic.subscription.nack(topic.positions[0], delay_ms=bad),
-        lambda: topic.subscription.nack(Position(1, bad)),
-    ):
-        with pytest.raises(TypeError):
-            wrong()
-    topic.check()
-    assert topic.subscription.unacked_messages == 2
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda: SubscriptionOptions(look_ahead_max=0),
-        lambda: DeadLetterPolicy(-1, print),
-        lambda: NumberedTopic().cursor.promote(-1, now_ms=0),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_refused(refused):
-    with pytest.raises(ValueError, match="must be at least"):
-        refused()
-    with pytest.raises(TypeError, match="got 'absent'"):
-        DeadLetterPolicy(1, "absent")
-
-
 def young_topic():
     return NumberedTopic(
         config=CursorConfig(become_old_ack_record_seconds=3_600), max_unpersisted_ack_record_bytes=1_024
@@ -145,18 +110,6 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
     assert topic.subscription.next_wake_ms is None
 
 
-def test_a_limit_that_is_lowered_below_the_use_says_so_before_anybody_asks():
-    topic = NumberedTopic()
-    topic.publish(20)
-    topic.dispatch()
-    topic.ack(*range(1, 20, 2))
-    woken = []
-    topic.subscription.change_limits(GateLimits(max_unacked_ranges=5))
-    topic.subscription.when_open(lambda: woken.append(1))
-    (reason,) = topic.subscription.why_blocked()
-    assert (reason.rule, reason.used, reason.limit, woken) == (RANGES, 20, 5, [])
-
-
 def test_a_subscription_that_is_opened_above_its_limit_says_so_before_anybody_asks():
     topic = NumberedTopic()
     topic.publish(20)
@@ -184,16 +137,6 @@ def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts
     first = next(iter(freed))
     topic.subscription.ack(first, now_ms=0)
     assert before - topic.cursor.view.unpersisted_record_bytes == freed[first]
-
-
-def test_the_turns_of_consumers_that_are_gone_are_forgotten():
-    topic = NumberedTopic(KEY_SHARED, max_unacked_ranges=3)
-    topic.publish_keys("abcdefghijklmnopqrstuvwxyz")
-    for number in range(50):
-        topic.dispatch(f"c{number}", 2)
-        topic.subscription.consumer_closed(f"c{number}")
-    assert topic.subscription._dispatcher.hole_turns == {}
-    assert len(topic.subscription._messages.waiting._ready) <= 1
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
@@ -237,14 +180,6 @@ def test_a_cleared_backlog_leaves_no_delayed_messages():
     assert topic.dispatch() == []
     topic.subscription.clear_backlog(now_ms=1)
     assert topic.subscription._messages.delayed._tracker.delayed_message_count == 0
-
-
-def test_a_cursor_has_one_subscription():
-    topic = NumberedTopic()
-    with pytest.raises(ValueError, match="one listener of class Subscription"):
-        Subscription(topic.log, topic.cursor)
-    topic.cursor.remove_listener(object())
-    assert topic.subscription._listener in topic.cursor._listeners._all
 
 
 def test_whoever_takes_dead_letters_may_ack_others():

@@ -201,18 +201,6 @@ def test_the_oldest_unacked_message_is_read_once():
     assert counting.read_count == 2
 
 
-def test_a_message_that_cannot_be_read_hides_no_other_number():
-    topic = NumberedTopic()
-    published_at(topic, 1_500)
-    scraped = Scraped(topic.subscription)
-    read = topic.log.read
-    topic.log.read = lambda _: read([Position(99, 0)])
-    assert scraped.value(OLDEST) is None
-    assert (scraped.value("pulsar_subscription_back_log"), scraped.unreadable) == (1, 0)
-    topic.log.read = read
-    assert scraped.value(OLDEST) == 1.5
-
-
 def test_a_subscription_that_cannot_be_read_is_counted_and_the_others_stay():
     topic, other = NumberedTopic(), NumberedTopic()
     scraped = Scraped(topic.subscription)
@@ -237,16 +225,6 @@ def test_a_closed_or_dropped_subscription_leaves():
     assert not scraped.samples()
     assert not scraped.collector._exported
     assert scraped.unreadable == 0
-
-
-def test_a_subscription_takes_the_place_of_its_cursor():
-    topic = NumberedTopic()
-    scraped = Scraped()
-    scraped.collector.add(topic.cursor, topic=ORDERS, subscription="billing")
-    assert scraped.value("pulsar_subscription_unacked_messages") is None
-    scraped.collector.add_subscription(topic.subscription, topic=ORDERS, name="billing")
-    assert scraped.value("pulsar_subscription_unacked_messages") == 0
-    assert scraped.value("pulsar_subscription_back_log") == 0
 
 
 def test_all_subscriptions_of_topics_are_exported_also_later_ones():

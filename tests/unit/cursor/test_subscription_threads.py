@@ -214,25 +214,3 @@ def test_threads_pass_no_limit_lose_no_wake_up_and_finish(limits, become_old_s, 
     assert min(counts.values()) > 3, f"too seldom closed to tell much: {counts}"
     assert workers.persist_failures > 0
     assert workers.samples > MESSAGES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limits", [FEW_BYTES, FEW_MESSAGES], ids=["few bytes", "few messages"])
-def test_a_gate_that_tells_nobody_that_it_opens_is_found(monkeypatch, limits):
-    monkeypatch.setattr(DispatchGate, "refresh", lambda *_: 0)
-    with pytest.raises(AssertionError, match="was not told that the gate is open"):
-        ObservedThreads(limits, patience_s=0.5).run()
-
-
-@pytest.mark.slow
-def test_a_gate_that_calls_twice_is_found(monkeypatch):
-    when_open = DispatchGate.when_open
-
-    def twice(gate, waiter, consumer=""):
-        when_open(gate, waiter, consumer)
-        when_open(gate, waiter, consumer)
-
-    monkeypatch.setattr(DispatchGate, "when_open", twice)
-    workers = ObservedThreads(FEW_MESSAGES)
-    workers.run()
-    assert 2 in {waiter.calls for waiter in workers.waiters}

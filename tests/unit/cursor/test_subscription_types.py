@@ -29,16 +29,6 @@ def test_an_exclusive_subscription_refuses_a_second_consumer():
     assert topic.dispatch("a") == [2]
 
 
-def test_the_next_exclusive_consumer_begins_with_what_the_last_did_not_ack():
-    topic = NumberedTopic(EXCLUSIVE)
-    topic.publish(4)
-    topic.dispatch("a", 3)
-    topic.ack(1)
-    assert topic.subscription.consumer_closed("a") == 2
-    assert topic.subscription.active_consumer is None
-    assert topic.dispatch("b") == [0, 2, 3]
-
-
 @pytest.mark.parametrize("kind", SubscriptionType)
 @pytest.mark.parametrize("opened_by", ["consumer_opened", "dispatch"])
 def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by):
@@ -223,13 +213,6 @@ def test_limits_of_another_type_are_refused_by_every_type():
             NumberedTopic(kind).subscription.change_limits({})
 
 
-def test_a_consumer_without_a_name_is_refused():
-    topic = NumberedTopic()
-    with pytest.raises(ValueError, match="name"):
-        topic.dispatch("")
-    assert topic.subscription.consumers == ()
-
-
 @pytest.mark.parametrize("kind", SubscriptionType)
 def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
     topic = NumberedTopic(kind)
@@ -241,33 +224,12 @@ def test_a_negative_number_of_messages_is_refused_and_none_is_none(kind):
     assert topic.dispatch("a") == [0, 1]
 
 
-def test_only_the_active_consumer_of_a_failover_subscription_gets_messages():
-    topic = NumberedTopic(FAILOVER)
-    topic.publish(2)
-    for name in ("b", "a", "c"):
-        topic.subscription.consumer_opened(name)
-    assert topic.subscription.active_consumer == "a"
-    assert [topic.dispatch(name) for name in ("b", "c", "a")] == [[], [], [0, 1]]
-
-
 def test_priority_goes_before_the_name():
     topic = NumberedTopic(FAILOVER)
     topic.subscription.consumer_opened("a", priority=1)
     topic.subscription.consumer_opened("z", priority=0)
     topic.subscription.consumer_opened("y", priority=0)
     assert topic.subscription.active_consumer == "y"
-
-
-def test_the_next_consumer_takes_over_in_order_when_the_active_one_closes():
-    topic = NumberedTopic(FAILOVER)
-    topic.publish(5)
-    topic.subscription.consumer_opened("a")
-    topic.subscription.consumer_opened("b")
-    topic.dispatch("a", 3)
-    topic.ack_up_to(0)
-    topic.subscription.consumer_closed("a")
-    assert topic.subscription.active_consumer == "b"
-    assert topic.deliveries("b") == [(1, 1), (2, 1), (3, 0), (4, 0)]
 
 
 def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
@@ -281,25 +243,6 @@ def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
     assert topic.deliveries("a") == [(1, 1), (2, 1), (3, 0)]
     topic.ack(1)  # from whichever of the two
     assert topic.unacked() == [2, 3]
-
-
-def test_a_late_ack_of_the_consumer_before_keeps_a_message_from_the_new_one():
-    topic = NumberedTopic(FAILOVER)
-    topic.publish(3)
-    topic.dispatch("b", 2)
-    topic.subscription.consumer_opened("a")
-    topic.ack_up_to(0)
-    assert topic.dispatch("a") == [1, 2]
-
-
-def test_an_equal_or_lesser_consumer_takes_nothing_over():
-    topic = NumberedTopic(FAILOVER)
-    topic.publish(3)
-    topic.dispatch("a", 2)
-    topic.subscription.consumer_opened("b")
-    assert topic.subscription.unacked_messages == 2
-    assert topic.subscription.consumer_closed("b") == 0
-    assert topic.dispatch("a") == [2]
 
 
 @SINGLE_ACTIVE
@@ -322,17 +265,6 @@ def test_nothing_passes_a_message_given_back_with_a_delay(kind):
     assert topic.subscription.next_wake_ms == 1_100
     assert topic.dispatch("a", now_ms=1_099) == []
     assert topic.dispatch("a", now_ms=1_100) == [1, 2, 3]
-
-
-@SINGLE_ACTIVE
-def test_the_longer_delay_of_an_earlier_message_holds_later_ones_too(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(4)
-    topic.dispatch("a", 3)
-    topic.nack(2, delay_ms=10)
-    topic.nack(1, delay_ms=50)
-    assert topic.dispatch("a", now_ms=49) == []
-    assert topic.dispatch("a", now_ms=50) == [1, 2, 3]
 
 
 @SINGLE_ACTIVE
@@ -370,16 +302,6 @@ def test_a_single_active_consumer_gets_delayed_messages_at_once_as_in_pulsar(kin
     assert topic.subscription.next_wake_ms is None
 
 
-@SINGLE_ACTIVE
-def test_a_cumulative_ack_covers_what_was_not_sent_yet(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(5)
-    topic.dispatch("a", 2)
-    topic.ack_up_to(3)
-    assert topic.subscription.unacked_messages == 0
-    assert topic.dispatch("a") == [4]
-
-
 @pytest.mark.parametrize("kind", [FAILOVER, SubscriptionType.KEY_SHARED])
 def test_to_give_back_many_of_one_key_with_a_delay_costs_each_the_same(monkeypatch, kind):
     topic = NumberedTopic(kind)
@@ -401,34 +323,3 @@ def counted(method, calls):
         return method(self, position)
 
     return call
-
-
-def test_shared_consumers_share_the_messages():
-    topic = NumberedTopic(SHARED)
-    topic.publish(5)
-    assert topic.subscription.active_consumer is None
-    assert topic.dispatch("a", 2) == [0, 1]
-    assert topic.dispatch("b", 2) == [2, 3]
-    topic.nack(0)
-    assert topic.dispatch("b") == [0, 4]
-    assert topic.subscription.consumers == ("a", "b")
-
-
-def test_a_shared_message_given_back_passes_nobody_but_itself():
-    topic = NumberedTopic(SHARED)
-    topic.publish(4)
-    topic.dispatch("a", 3)
-    topic.nack(1)
-    assert topic.subscription.unacked_messages == 2
-    assert topic.dispatch("b") == [1, 3]
-
-
-def test_the_limit_of_one_consumer_leaves_the_others_alone():
-    topic = NumberedTopic(SHARED, max_unacked_messages_per_consumer=2)
-    topic.publish(6)
-    assert topic.dispatch("a") == [0, 1]
-    assert topic.dispatch("a") == []
-    assert topic.dispatch("b", 1) == [2]
-    assert [(reason.consumer, reason.used) for reason in topic.subscription.why_blocked()] == [("a", 2)]
-    topic.ack(0)
-    assert topic.dispatch("a", 1) == [3]

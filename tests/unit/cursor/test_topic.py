@@ -96,11 +96,6 @@ def test_a_new_subscription_starts_anywhere(store, start, first):
         assert [each.position for each in subscription.dispatch("ann", 9, now_ms=21)] == positions[first:]
 
 
-def test_an_empty_log_has_no_message_at_any_time(topic):
-    for number, start in enumerate([Start.EARLIEST, Start.LATEST, StartTime(7)]):
-        assert topic.subscribe(f"s{number}", start=start, now_ms=0).cursor.mark_delete_position == P(1, -1)
-
-
 def test_the_start_and_the_type_are_durable_at_once(store, topic):
     topic.publish(messages(3), now_ms=1)
     topic.subscribe("s", kind=SubscriptionType.FAILOVER, properties={"team": "a"}, now_ms=1)
@@ -130,13 +125,6 @@ def test_another_type_is_refused_before_anything_is_taken_over(store, topic):
     billing.ack(positions[0], now_ms=2)
     assert billing.cursor.persist(now_ms=2).messages_covered == 1
     assert topic.subscribe("billing", kind=SubscriptionType.KEY_SHARED, now_ms=2) is billing
-
-
-def test_a_cursor_without_a_type_gets_one(store, topic):
-    ManagedCursor.open(store, topic="orders", subscription="old", ledgers=topic.log.ledgers, now_ms=0)
-    assert topic.subscribe("old", kind=SubscriptionType.EXCLUSIVE, now_ms=1).kind is SubscriptionType.EXCLUSIVE
-    (stored,) = topic.stored_subscriptions()
-    assert stored.kind is SubscriptionType.EXCLUSIVE
 
 
 def test_a_refused_subscribe_changes_nothing(store, topic):
@@ -311,18 +299,6 @@ def test_topics_share_a_tick_a_publish_and_a_close():
     assert (len(topics), topics.stored()) == (0, names)
 
 
-def test_a_topic_that_was_fenced_does_not_stop_the_others():
-    store = MemoryStore()
-    topics = Topics(store)
-    for name in ("a", "b"):
-        topics.open(name, now_ms=0)
-    Topic.open(store, "a", now_ms=1)
-    published = topics.publish({"a": messages(1), "b": messages(1)}, now_ms=2)
-    assert [type(outcome).__name__ for outcome in published.values()] == ["LogFencedError", "list"]
-    with pytest.raises(KeyError):
-        topics.publish({"z": messages(1)}, now_ms=2)
-
-
 def test_deleting_a_topic_leaves_nothing():
     store = MemoryStore()
     policies = PolicyStore(store.metadata)
@@ -427,16 +403,3 @@ def test_a_ledger_ends_with_the_first_publish_after_a_time():
     for now_ms in (0, 10**15):
         never.publish([Message(b"x")], now_ms=now_ms)
     assert len(never.log.ledgers.counts()) == 1
-
-
-@pytest.mark.parametrize("limit", [{"bytes_per_ledger_max": 0}, {"ledger_rollover_ms": -1}])
-def test_limits_of_a_ledger_are_checked(limit):
-    with pytest.raises(ValueError, match=next(iter(limit))):
-        TopicSettings(**limit)
-
-
-def test_a_type_is_checked_also_if_the_subscription_is_open():
-    topic = Topic.open(MemoryStore(), "t", now_ms=0)
-    topic.subscribe("s", now_ms=0)
-    with pytest.raises(TypeError, match="kind must be a SubscriptionType"):
-        topic.subscribe("s", kind="Exclusive", now_ms=0)

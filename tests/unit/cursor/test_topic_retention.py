@@ -77,43 +77,6 @@ def test_a_subscription_that_is_not_open_holds_the_log_and_no_one_looks_again_fo
     assert topic.trim(now_ms=0) > 0
 
 
-def test_a_cursor_that_was_opened_without_the_topic_holds_the_log_too():
-    topics = opened()
-    topic = topics.open("t", now_ms=0)
-    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    ManagedCursor.open(topics.store, topic="t", subscription="own", ledgers=topic.log.ledgers, now_ms=0)
-    for _ in range(4):
-        publish(topic)
-    ack_all(topic, "s")
-    assert topics.trim(now_ms=0) == 0
-
-
-def test_after_a_seek_that_failed_the_messages_from_before_it_stay():
-    """The store has the seek, and the subscription continues without it."""
-    topics = opened()
-    topic = topics.open("t", now_ms=0)
-    subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    positions = [position for _ in range(4) for position in publish(topic)]
-    for ahead in range(9):
-        topics.store.inject(Fault(topics.store.mutation_count + ahead, FaultKind.FAIL_AFTER))
-    with pytest.raises(StoreError):
-        subscription.seek(positions[-1], now_ms=0)
-    topics.store.forget_faults()
-    assert topic.trim(now_ms=0) == 0
-    assert len(subscription.dispatch("c", 100, now_ms=0)) == 40
-
-
-def test_the_retention_of_the_settings_counts():
-    topics = opened(retention=Retention(age_ms=5_000))
-    topic = topics.open("t", now_ms=0)
-    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    for now_ms in (1_000, 2_000, 3_000):
-        topic.publish([Message(b"", publish_time_ms=1)] * 10, now_ms=now_ms)
-    ack_all(topic, "s", now_ms=3_000)
-    assert topics.trim(now_ms=5_999) == 0
-    assert topics.trim(now_ms=66_000) == 2
-
-
 def test_the_report_names_the_subscription_that_holds_the_log_and_costs_no_read(monkeypatch):
     store = MemoryStore()
     with opened(store) as topics:
@@ -177,50 +140,6 @@ def test_each_way_to_publish_dates_its_ledger_by_the_time_of_the_call():
     assert [last_publish_dates(way, now_ms=now_ms) for way in ways] == [3] * 5
 
 
-def test_a_publish_without_a_time_counts_from_the_next_trim():
-    topics = opened(MemoryStore(), retention=Retention(age_ms=1_000))
-    topic = topics.open("t", now_ms=10**12)
-    for _ in range(31):
-        publish_all([(topic, [Message(b"x")])])
-    assert topic.trim(now_ms=10**12 + 50_000) == 0
-    assert topic.trim(now_ms=10**12 + 51_000) == 3
-
-
-def test_times_outlive_a_restart_and_the_last_ledger_counts_from_the_next_open(tmp_path):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        topic = opened(store).open("t", now_ms=0)
-        for number in range(25):
-            topic.publish([Message(b"x", publish_time_ms=number)], now_ms=1_000 + number // 10)
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        topic = opened(store, retention=Retention(age_ms=500)).open("t", now_ms=1_400)
-        topic.publish([Message(b"x")], now_ms=9_999)
-        one, two, three, four = topic.log.ledgers
-        for now_ms, left in (
-            (1_499, [one, two, three, four]), (1_500, [two, three, four]), (1_501, [three, four]),
-            (1_899, [three, four]), (1_900, [four]),
-        ):  # fmt: skip
-            topic.trim(now_ms=now_ms)
-            assert list(topic.log.ledgers) == left
-
-
-def test_the_report_of_a_topic_names_the_ledger_that_keeps_its_log():
-    topics = opened(retention=Retention(age_ms=100))
-    topic = topics.open("t", now_ms=0)
-    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    for now_ms in (10, 20, 30):
-        topic.publish([Message(b"")] * 10, now_ms=now_ms)
-    first, *_ = topic.log.ledgers
-    assert topic.backlog_report().held_by == "s"
-    assert topic.backlog_report().retained_ledger_id is None
-    ack_all(topic, "s", now_ms=30)
-    assert topic.backlog_report().held_by is None
-    assert topic.backlog_report().retained_ledger_id == first
-    topic.tick(now_ms=110)
-    assert topic.backlog_report().retained_ledger_id > first
-    topic.tick(now_ms=200)
-    assert topic.backlog_report().retained_ledger_id is None
-
-
 class CountedCalls:
     """A store that counts the calls that read: of names, records and entries."""
 
@@ -270,20 +189,6 @@ def test_a_publish_reads_subscriptions_only_while_the_log_is_above_the_limit_and
     assert 0 < once < 10
     topic.publish([], now_ms=60_001)
     assert store.count == before + once
-
-
-def test_a_publish_that_is_refused_reads_only_the_record_of_an_open_subscription():
-    store = CountedCalls(MemoryStore())
-    topic = limited(store)
-    for number in range(20):
-        topic.subscribe(f"{number}", start=Start.EARLIEST, now_ms=0)
-    publish(topic, 11)
-    with pytest.raises(BacklogQuotaExceededError):
-        publish(topic, 1)
-    before = store.count
-    with pytest.raises(BacklogQuotaExceededError):
-        publish(topic, 1)
-    assert store.count - before <= 25
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -346,18 +251,6 @@ def test_a_trim_keeps_what_another_owner_of_an_open_subscription_needs():
     assert topic.backlog_report().held_from == positions[15]
     assert topic.trim(now_ms=0) == 1
     assert next(iter(topic.log.ledgers)) == positions[15].ledger_id
-
-
-def test_a_subscription_that_was_deleted_while_it_is_open_holds_no_ledger():
-    store = MemoryStore()
-    topics = opened(store)
-    topic = topics.open("t", now_ms=0)
-    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    for _ in range(4):
-        publish(topic)
-    delete_subscription(store, topic="t", subscription="s")
-    assert topic.backlog_report().held_by is None
-    assert topics.trim(now_ms=0) == 3
 
 
 def test_the_sizes_of_ledgers_from_one_on_are_those_of_the_list():
