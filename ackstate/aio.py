@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from copy import copy
 from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Self, TypeVar, Unpack, final
+from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar, Unpack, final
 
 from ackstate.checks import check_count
 from ackstate.cursor.listener import CursorListener
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from ackstate.topic.settings import TopicSettings
     from ackstate.topic.topic import RequestedFields, SubscriptionRequest, Topic
 
+    _Request = tuple[CheckedMessages, asyncio.Future[list[Position]]]
+
 __all__ = ["AsyncSubscription", "AsyncTopic"]
 
 _P = ParamSpec("_P")
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 _THREADS_MAX = 16
 _LOG = logging.getLogger(__name__)
@@ -60,14 +63,63 @@ async def finished(awaited: Awaitable[_T]) -> _T:
 
 
 @final
+class Batches(Generic[_S, _T]):
+    """Answers requests in a task, all that come meanwhile together; for one event loop.
+
+    Args:
+        handle: Sets the result or the error of each request.
+    """
+
+    def __init__(self, handle: Callable[[list[tuple[_S, asyncio.Future[_T]]]], Awaitable[None]]) -> None:
+        self._handle = handle
+        self._waiting: list[tuple[_S, asyncio.Future[_T]]] = []
+        self._handling: asyncio.Task[None] | None = None
+
+    async def ask(self, request: _S) -> _T:
+        """Return the answer to a request, also if this is cancelled meanwhile; see `finished`."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        self._waiting.append((request, answer))
+        if self._handling is None:
+            self._handling = loop.create_task(self._handle_waiting())
+            # Not by the task itself: a loop that ends cancels all its tasks, also one that has not begun.
+            self._handling.add_done_callback(self._answer_left)
+        return await finished(answer)
+
+    async def end(self) -> None:
+        """Wait for all requests under way."""
+        if self._handling is not None:
+            await asyncio.wait({self._handling})
+
+    async def _handle_waiting(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            try:
+                await self._handle(taken)
+            except Exception as error:
+                for _, answer in taken:
+                    answer.set_exception(error)
+            except BaseException:
+                self._waiting += taken
+                raise
+        self._handling = None
+
+    def _answer_left(self, handling: asyncio.Task[None]) -> None:
+        if self._handling is handling:
+            self._handling = None
+            for _, answer in self._waiting:
+                answer.cancel()
+            self._waiting.clear()
+
+
+@final
 class Workers:
     """The threads of one store, for one event loop: one that appends publications, some for all else that blocks."""
 
     def __init__(self) -> None:
         self.persisting = asyncio.Lock()  # held while cursors are persisted or deleted, or a log is trimmed
+        self.appends: Batches[Publication, int | AckStateError] = Batches(self._append)
         self._pool = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="ackstate")
-        self._waiting: list[tuple[Publication, asyncio.Future[int | AckStateError]]] = []
-        self._appending: asyncio.Task[None] | None = None
         self.is_closed = False
 
     async def run(self, call: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
@@ -77,45 +129,15 @@ class Workers:
         loop = asyncio.get_running_loop()
         return await finished(loop.run_in_executor(self._pool, partial(call, *args, **named)))
 
-    async def append(self, publication: Publication) -> int | AckStateError:
-        """Append a publication, as `append_publications`; all that come during a sync share the next one."""
-        loop = asyncio.get_running_loop()
-        appended: asyncio.Future[int | AckStateError] = loop.create_future()
-        self._waiting.append((publication, appended))
-        if self._appending is None:
-            self._appending = loop.create_task(self._append_waiting())
-            # Not by the task itself: a loop that ends cancels all its tasks, also one that has not begun.
-            self._appending.add_done_callback(self._answer_left)
-        return await finished(appended)
-
     async def close(self) -> None:
-        if self._appending is not None:
-            await asyncio.wait({self._appending})
+        await self.appends.end()
         self.is_closed = True
         await asyncio.to_thread(self._pool.shutdown)
 
-    async def _append_waiting(self) -> None:
-        while self._waiting:
-            taken, self._waiting = self._waiting, []
-            try:
-                outcomes = await self.run(append_publications, [publication for publication, _ in taken])
-            except Exception as error:
-                for _, appended in taken:
-                    appended.set_exception(error)
-            except BaseException:
-                self._waiting += taken
-                raise
-            else:
-                for (_, appended), outcome in zip(taken, outcomes, strict=True):
-                    appended.set_result(outcome)
-        self._appending = None
-
-    def _answer_left(self, appending: asyncio.Task[None]) -> None:
-        if self._appending is appending:
-            self._appending = None
-            for _, appended in self._waiting:
-                appended.cancel()
-            self._waiting.clear()
+    async def _append(self, batch: Sequence[tuple[Publication, asyncio.Future[int | AckStateError]]]) -> None:
+        outcomes = await self.run(append_publications, [publication for publication, _ in batch])
+        for (_, answer), outcome in zip(batch, outcomes, strict=True):
+            answer.set_result(outcome)
 
 
 @final
@@ -294,13 +316,6 @@ class AsyncTopics:
                 _LOG.exception("a tick failed")
 
 
-class _Request(NamedTuple):
-    """Messages that wait to be published."""
-
-    messages: CheckedMessages
-    positions: asyncio.Future[list[Position]]
-
-
 @final
 class AsyncTopic:
     """A topic whose calls are awaited. Opened by `AsyncTopics.open`; to be used in one event loop.
@@ -321,8 +336,7 @@ class AsyncTopic:
         self.workers = topics.workers
         self.waiting: set[asyncio.Event] = set()  # of callers that wait for what the next `call` may change
         self.failure: Exception | None = None  # of the last `AsyncTopics.close`
-        self._requests: list[_Request] = []
-        self._publishing: asyncio.Task[None] | None = None
+        self._publishing = Batches(self._publish)
         self._is_stopped = False
         self._subscriptions: dict[str, AsyncSubscription] = {}
 
@@ -342,14 +356,7 @@ class AsyncTopic:
         """
         if self._is_stopped:
             raise TopicClosedError(f"topic {self.name!r} is closed")
-        loop = asyncio.get_running_loop()
-        request = _Request(checked_messages(messages), loop.create_future())
-        self._requests.append(request)
-        if self._publishing is None:
-            self._publishing = loop.create_task(self._publish_requests())
-            # Not by the task itself: a loop that ends cancels all its tasks, also one that has not begun.
-            self._publishing.add_done_callback(self._answer_left)
-        return await finished(request.positions)
+        return await self._publishing.ask(checked_messages(messages))
 
     async def subscribe(self, name: str, **wanted: Unpack[RequestedFields]) -> AsyncSubscription:
         """Open a subscription, or create it; return the same object if it is open. See `Topic.subscribe`."""
@@ -399,8 +406,7 @@ class AsyncTopic:
     async def stop_publishing(self) -> None:
         """Refuse every later publish, and wait for those under way."""
         self._is_stopped = True
-        if self._publishing is not None:
-            await asyncio.wait({self._publishing})
+        await self._publishing.end()
 
     def closed(self, failure: Exception | None = None) -> None:
         """Wake all that wait for something: the topic was closed or deleted, or its close failed."""
@@ -409,49 +415,31 @@ class AsyncTopic:
         for subscription in self._subscriptions.values():
             subscription.closed()
 
-    async def _publish_requests(self) -> None:
-        while self._requests:
-            taken, self._requests = self._requests, []
-            await self._publish(taken)
-        self._publishing = None
-
-    def _answer_left(self, publishing: asyncio.Task[None]) -> None:
-        if self._publishing is publishing:
-            self._publishing = None
-            for each in self._requests:
-                each.positions.cancel()
-            self._requests.clear()
-
     async def _publish(self, requests: Sequence[_Request]) -> None:
         """Publish requests together; one by one if one of them is refused."""
+        messages = CheckedMessages(message for batch, _ in requests for message in batch)
         try:
-            messages = CheckedMessages(message for each in requests for message in each.messages)
             async with self.alone:
                 publication = await self._prepare(messages)
-            appended = await self.workers.append(publication)
+            appended = await self.workers.appends.ask(publication)
             async with self.alone:
                 outcome = publication.finish(appended)
-        except AckStateError as error:
+        except AckStateError:
             if len(requests) == 1:
-                requests[0].positions.set_exception(error)
-            else:
-                for each in requests:
+                raise
+            for each in requests:
+                try:
                     await self._publish([each])
-        except Exception as error:
-            for each in requests:
-                each.positions.set_exception(error)
-        except BaseException:
-            for each in requests:
-                each.positions.cancel()
-            raise
-        else:
-            at = 0
-            for each in requests:
-                if isinstance(outcome, AckStateError):
-                    each.positions.set_exception(copy(outcome))
-                else:
-                    each.positions.set_result(list(outcome[at : at + len(each.messages)]))
-                    at += len(each.messages)
+                except Exception as error:
+                    each[1].set_exception(error)
+            return
+        at = 0
+        for batch, positions in requests:
+            if isinstance(outcome, AckStateError):
+                positions.set_exception(copy(outcome))
+            else:
+                positions.set_result(outcome[at : at + len(batch)])
+                at += len(batch)
 
     async def _prepare(self, messages: CheckedMessages) -> Publication:
         now_ms = self.clock()

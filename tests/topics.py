@@ -14,18 +14,26 @@ class NumberedTopic:
     """Messages are known by their number, in order of publishing."""
 
     def __init__(self, kind=SubscriptionType.SHARED, *, tick_time_ms=None, options=None, config=None, **limits):
-        self.log = MessageLog.open(MemoryStore(), topic="t", entries_per_ledger_max=50)
-        self.cursor = ManagedCursor.open(
-            self.log.store, topic="t", subscription="s", ledgers=self.log.ledgers, config=config or CursorConfig(),
-            now_ms=0,
-        )  # fmt: skip
-        is_delayed = tick_time_ms is not None and not kind.is_single_active
-        delays = TopicDelayIndex(tick_time_ms=tick_time_ms).open_view(self.cursor.is_acked) if is_delayed else None
-        self.gate = None if kind.is_single_active else DispatchGate(GateLimits(**limits))
-        self.subscription = Subscription(
-            self.log, self.cursor, gate=self.gate, delays=delays, kind=kind, options=options or SubscriptionOptions()
-        )
+        self.kind, self.options, self.config = kind, options or SubscriptionOptions(), config or CursorConfig()
+        self.tick_time_ms = None if kind.is_single_active else tick_time_ms
         self.positions = []
+        self.open(MemoryStore(), **limits)
+
+    def open(self, store, **limits):
+        self.log = MessageLog.open(store, topic="t", entries_per_ledger_max=50)
+        self.cursor = ManagedCursor.open(
+            store, topic="t", subscription="s", ledgers=self.log.ledgers, config=self.config, now_ms=0
+        )
+        tick_ms, is_acked = self.tick_time_ms, self.cursor.is_acked
+        delays = None if tick_ms is None else TopicDelayIndex(tick_time_ms=tick_ms).open_view(is_acked)
+        self.gate = None if self.kind.is_single_active else DispatchGate(GateLimits(**limits))
+        self.subscription = Subscription(
+            self.log, self.cursor, gate=self.gate, delays=delays,
+            kind=self.kind, options=self.options,
+        )  # fmt: skip
+
+    def restart(self, **limits):
+        self.open(MemoryStore(self.log.store.disk), **limits)
 
     def publish(self, count=1, *, key=None, deliver_at_ms=NO_DELAY, message_count=1):
         self.positions += self.log.publish(

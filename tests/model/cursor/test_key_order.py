@@ -70,6 +70,42 @@ def test_keys_are_shared_out_evenly_and_few_move_when_a_consumer_comes(consumer_
     assert 0.8 < len(moved) * (consumer_count + 1) / 4_000 < 1.2
 
 
+def test_a_consumer_at_its_limit_does_not_hold_others_up():
+    topic = key_shared("a", "b", max_unacked_messages_per_consumer=2)
+    topic.publish_keys((A1 + B1) * 3)
+    assert topic.dispatch("a") == [0, 2]
+    assert topic.dispatch("b") == [1, 3]
+    topic.ack(1, 3)
+    assert topic.dispatch("b") == [5]
+    topic.ack(0, 2)
+    assert topic.dispatch("a") == [4]
+
+
+@pytest.mark.parametrize("way", ["nack", "close"])
+def test_given_back_the_messages_of_a_key_go_in_order_to_whose_it_is_now(way):
+    topic = key_shared("a")
+    topic.publish_keys(B1 * 3)
+    topic.dispatch("a", 2)
+    topic.subscription.consumer_opened("b")
+    if way == "nack":
+        topic.nack(1, 0)
+        assert topic.dispatch("a") == []
+    else:
+        topic.subscription.consumer_closed("a")
+    assert topic.deliveries("b") == [(0, 1), (1, 1), (2, 0)]
+
+
+def test_later_messages_of_a_key_wait_with_one_given_back_with_a_delay():
+    topic = key_shared("a", "b")
+    topic.publish_keys(A1 + A1 + A2 + A1)
+    assert topic.dispatch("a", 2) == [0, 1]
+    topic.nack(0, delay_ms=100)
+    assert topic.dispatch("a") == [2]
+    topic.nack(1)
+    assert topic.dispatch("a", now_ms=99) == []
+    assert topic.dispatch("a", now_ms=100) == [0, 1, 3]
+
+
 def test_when_the_delay_of_a_message_is_over_the_next_one_that_waits_for_a_time_holds_the_rest():
     topic = key_shared("a")
     topic.publish_keys(A1 * 5)

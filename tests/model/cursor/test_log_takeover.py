@@ -23,11 +23,9 @@ from ackstate import (
     Position,
     SqliteStore,
     StoreError,
-    Subscription,
     UnsupportedVersionError,
 )
 from ackstate.inspect import inspect_store
-from ackstate.message import NO_DELAY
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import MessageLog, Retention, trim_log
 from ackstate.topic.log import (
@@ -268,19 +266,6 @@ def test_a_log_that_is_found_is_only_read(stores):
         found.publish(batch(b"lost"))
     assert disk_state(stores[0]) == before
     assert log.publish(batch(b"2")) == [Position(1, 1)]
-
-
-def test_a_log_without_a_record_is_taken_over():
-    """An earlier release wrote none; its owner may still append to any ledger."""
-    store = MemoryStore()
-    ids = [store.ledgers.create(log_owner("t")) for _ in range(2)]
-    store.ledgers.append(ids[0], [struct.pack("<qq", 0, NO_DELAY) + b"old"])
-    log = opened(store)
-    for ledger_id in ids:
-        with pytest.raises(StoreError, match="fenced"):
-            store.ledgers.append(ledger_id, [b""])
-    log.publish(batch(b"new"))
-    assert payloads_of(log) == [b"old", b"new"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"ACKL", b"\xff" * 28, encode_log_record(LogRecord(9, 1))[:-1] + b"\xff"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -192,58 +191,3 @@ class Trims(RuleBasedStateMachine):
 
 
 TestTrims = Trims.TestCase
-
-
-class At(NamedTuple):
-    """Draws this position."""
-
-    position: Position
-
-    def draw(self, _):
-        return self.position
-
-
-def story():
-    """Whatever a trim may do wrong shows in it, without a search."""
-    machine = Trims()
-    machine.begin()
-
-    def then(step, *args, **named):
-        step(*args, **named)
-        machine.a_message_that_someone_needs_can_be_read()
-        machine.every_cursor_agrees_with_the_log()
-
-    def trim():
-        then(machine.trim, Retention())
-
-    def ack(name, index):
-        then(machine.ack, name, At(sorted(machine.published)[index]), True)
-
-    for name in "ab":
-        then(machine.open, name)
-    then(machine.publish, [3, 3, 3, 3])
-    for name in "ab":
-        ack(name, -1)
-    trim()  # nothing is durable
-    for name in "ab":
-        then(machine.persist, name, name == "a")
-    trim()
-    then(machine.publish, [3, 3, 3])
-    ack("b", -2)
-    then(machine.persist, "b", False)
-    trim()  # `a` is closed
-    then(machine.open, "a")
-    ack("a", -3)
-    then(machine.persist, "a", False)
-    then(machine.seek, "a", At(sorted(machine.published)[-9]), None)
-    then(machine.publish, [3])
-    then(machine.seek, "a", At(sorted(machine.published)[-1]), FaultKind.FAIL_AFTER)
-    trim()
-    then(machine.seek, "a", At(sorted(machine.published)[-1]), None)
-    then(machine.restart)
-    then(machine.an_earlier_owner_trims)
-    trim()
-
-
-def test_the_story_ends_well():
-    story()

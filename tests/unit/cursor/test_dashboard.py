@@ -7,7 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ackstate import CursorConfig, DeadLetterPolicy, ManagedCursor, MemoryStore, Message, Subscription

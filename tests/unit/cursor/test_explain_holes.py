@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorConfig, Message, Position, StoreError, Subscription
+from ackstate import CursorConfig, Message, StoreError, Subscription
 from ackstate.dispatch.explain import HoleReason
-from ackstate.errors import InvalidPositionError
 from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 
@@ -154,14 +153,6 @@ def test_what_holds_back_the_mark_delete_first_then_the_costliest_then_the_lowes
     assert found == [(0, 2, 14), (130, 131, 16), (5, 5, 14), (9, 14, 14), (207, 207, 14), (200, 200, 0)]
 
 
-def test_top_is_a_prefix_of_all():
-    topic = staircase()
-    everything = topic.subscription.explain_holes(100)
-    assert len(everything) == 6
-    for top in range(7):
-        assert topic.subscription.explain_holes(top) == everything[:top]
-
-
 @pytest.mark.parametrize("rank", range(6))
 def test_acking_a_hole_frees_what_it_said(rank):
     topic = staircase()
@@ -220,6 +211,16 @@ def test_the_byte_rule_names_the_store_that_fails():
     assert topic.subscription.why_blocked() == ()
 
 
+def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
+    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
+    topic.publish(200)
+    topic.dispatch("a", 500)
+    topic.subscription._listener.persisted(error := StoreError("gone"))
+    topic.cursor.persist(now_ms=1)
+    assert topic.cursor.stats().persist_count == 1
+    assert topic.subscription.why_blocked()[0].store_error is error
+
+
 def test_the_range_rule_says_which_holes_would_release_it():
     topic = NumberedTopic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10)
     topic.publish(30)
@@ -249,22 +250,6 @@ def test_the_message_rule_says_who_holds_them():
     assert reason.detail == (
         "maxUnackedMessagesPerSubscription is 10, and 10 are used; at 4 it opens. Unacked: 'b' has 6, 'a' has 3."
     )
-
-
-def test_the_rule_of_a_consumer_names_it_and_leaves_the_others_alone():
-    topic = NumberedTopic(max_unacked_messages_per_consumer=4)
-    topic.publish(30)
-    assert topic.dispatch("a", 9, now_ms=7) == [0, 1, 2, 3]
-    assert topic.dispatch("b", 2, now_ms=8) == [4, 5]
-    (reason,) = topic.subscription.why_blocked()
-    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms, reason.consumer) == (
-        Rule.CONSUMER_UNACKED_MESSAGES, 4, 4, 2, 7, "a",
-    )  # fmt: skip
-    assert reason.detail.startswith(
-        "maxUnackedMessagesPerConsumer of consumer 'a' is 4, and 4 are used; at 2 it opens."
-    )
-    topic.ack(0, 1)
-    assert topic.subscription.why_blocked() == ()
 
 
 def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
@@ -321,76 +306,3 @@ def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_opens_later(limi
 
 
 # A mistake in a call.
-
-
-def snapshot(topic):
-    subscription = topic.subscription
-    waiting = subscription._messages.waiting
-    return (
-        topic.cursor.stats(),
-        subscription.usage(),
-        subscription.consumers,
-        sorted(waiting._all.items()),
-        topic.cursor.read_position,
-        subscription.explain_holes(now_ms=10),
-        subscription.next_wake_ms,
-    )
-
-
-BEYOND = 999
-MISTAKES = {
-    "explain negative top": (lambda topic: topic.subscription.explain_holes(-1), ValueError, "top must be at least"),
-    "why negative top": (lambda topic: topic.subscription.why_blocked(top=-1), ValueError, "top must be at least"),
-    "no consumer name": (lambda topic: topic.subscription.consumer_opened(""), ValueError, "name"),
-    "dispatch without a name": (lambda topic: topic.subscription.dispatch("", 1, now_ms=1), ValueError, "name"),
-    "dispatch a negative number": (lambda topic: topic.subscription.dispatch("a", -1, now_ms=1), ValueError, "-1"),
-    "negative delay": (
-        lambda topic: topic.subscription.nack(topic.positions[2], delay_ms=-5), ValueError, "delay_ms must be at least",
-    ),
-    "ack beyond the log": (
-        lambda topic: topic.subscription.ack(Position(topic.positions[0].ledger_id, BEYOND), now_ms=1),
-        InvalidPositionError, "999",
-    ),
-    "ack in no ledger": (
-        lambda topic: topic.subscription.ack(Position(777, 0), now_ms=1), InvalidPositionError, "777",
-    ),
-    "ack before the first": (
-        lambda topic: topic.subscription.ack(Position(topic.positions[0].ledger_id, -1), now_ms=1), ValueError, "-1",
-    ),
-    "batch beyond the log": (
-        lambda topic: topic.subscription.ack_batch(Position(topic.positions[0].ledger_id, BEYOND), [1], now_ms=1),
-        InvalidPositionError, "999",
-    ),
-    "a word too long": (
-        lambda topic: topic.subscription.ack_batch(topic.positions[2], [2**64], now_ms=1), ValueError, str(2**64),
-    ),
-    "mark-delete beyond the log": (
-        lambda topic: topic.subscription.ack_cumulative(Position(topic.positions[0].ledger_id, BEYOND), now_ms=1),
-        InvalidPositionError, "999",
-    ),
-    "skip a negative number": (lambda topic: topic.subscription.skip(-1, now_ms=1), ValueError, "-1"),
-    "seek to no ledger id": (
-        lambda topic: topic.subscription.seek(Position(-1, 0), now_ms=1), ValueError, "-1",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_refused_and_changes_nothing(mistake):
-    call, error, saying = MISTAKES[mistake]
-    topic = run_of_every_kind()
-    topic.dispatch("a", 0, now_ms=10)
-    before = snapshot(topic)
-    with pytest.raises(error, match=saying):
-        call(topic)
-    assert snapshot(topic) == before
-
-
-def test_to_give_back_what_is_unknown_or_not_on_its_way_does_nothing():
-    topic = run_of_every_kind()
-    topic.dispatch("a", 0, now_ms=10)
-    before = snapshot(topic)
-    assert topic.nack(1, 5, 14) == [False, False, False]  # acked, waiting, never sent
-    assert topic.subscription.nack(Position(777, 0)) is False
-    assert topic.subscription.consumer_closed("absent") == 0
-    assert snapshot(topic) == before

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
-from ackstate.cursor import PersistTarget
 from ackstate.stores.memory import Fault, FaultKind
 
 P = Position
@@ -45,19 +44,6 @@ def seek_in_vain(cursor, store, position, outcome):
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-@pytest.mark.parametrize("position", [P(3, 0), P(3, 2), P(3, 6), P(5, 1), P(5, 9)], ids=str)
-def test_no_receipt_counts_that_a_crash_may_void(store, log, config, position, outcome):
-    cursor = open_cursor(store, log, config)
-    receipts = {P(3, 4): cursor.mark_delete(P(3, 4), now_ms=0)}
-    receipts |= {acked: cursor.ack(acked, now_ms=0) for acked in (P(3, 7), P(5, 1), P(5, 5))}
-    cursor.persist(now_ms=0)
-    assert all(map(cursor.durable, receipts.values()))
-    seek_in_vain(cursor, store, position, outcome)
-    crashed = recovered(store, log, config)
-    assert all(crashed.is_acked(acked) for acked, receipt in receipts.items() if cursor.durable(receipt))
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES)
 def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
     cursor = open_cursor(store, log, config)
     cursor.mark_delete(P(3, 4), now_ms=0)
@@ -90,24 +76,6 @@ def test_of_two_that_failed_the_one_counts_that_leaves_more_bytes(store, config)
     assert cursor.view.unpersisted_record_bytes == of_upper.record_bytes == of_lower + 1
     assert cursor.redelivery_if_crashed == 190
     assert recovered(store, log, config).backlog == 150
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_the_next_persist_makes_all_of_it_durable_again(store, log, config, outcome):
-    cursor = open_cursor(store, log, config)
-    early = [cursor.mark_delete(P(3, 4), now_ms=0), cursor.ack(P(3, 7), now_ms=0)]
-    early.append(cursor.ack_batch(P(5, 2), [0b10], now_ms=0))
-    cursor.persist(now_ms=0)
-    seek_in_vain(cursor, store, P(3, 2), outcome)
-    assert cursor.stats().batches_unwritten == 1
-    result = cursor.persist(now_ms=2)
-    assert (result.route, result.messages_covered) == (PersistTarget.SNAPSHOT, 0)
-    assert all(map(cursor.durable, early))
-    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == (0, 0)
-    assert (cursor.persisted_mark_delete_position, cursor.stats().batches_unwritten) == (P(3, 4), 0)
-    crashed = recovered(store, log, config)
-    assert (crashed.mark_delete_position, str(crashed.deleted)) == (P(3, 4), "[(3:6..3:7]]")
-    assert list(crashed.view.batch.items()) == list(cursor.view.batch.items())
 
 
 @pytest.mark.parametrize("outcome", [*OUTCOMES, FaultKind.SYNC_FAILED])
@@ -166,13 +134,6 @@ def test_a_seek_beyond_all_that_is_acked_voids_nothing_of_it(store, log, config,
     assert cursor.redelivery_if_crashed == 4
     cursor.reset(P(3, 6), now_ms=3)
     assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == (0, 0)
-
-
-def test_a_batch_that_waits_goes_on_waiting(store, log, config):
-    cursor = open_cursor(store, log, config)
-    cursor.ack_batch(P(3, 2), [0b10], now_ms=0)
-    seek_in_vain(cursor, store, P(5, 0), FaultKind.FAIL_BEFORE)
-    assert cursor.stats().batches_unwritten == 1
 
 
 def test_the_next_persist_waits_for_the_rate_limit_alone(store, log, config):

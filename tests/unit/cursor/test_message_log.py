@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import NO_DELAY, CorruptStateError, MemoryStore, Message, Position
+from ackstate import CorruptStateError, MemoryStore, Message, Position
 from ackstate.topic import MessageLog
 
 PLAIN = Message(b"hello", publish_time_ms=1_000)

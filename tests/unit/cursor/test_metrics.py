@@ -1,4 +1,4 @@
-"""Prometheus reads of every open cursor what `stats` says, and a cursor that cannot be read hides no other."""
+"""Prometheus reads of every open cursor, subscription and topic what `stats` says, and none hides another."""
 
 from __future__ import annotations
 
@@ -6,65 +6,41 @@ import gc
 import re
 import sys
 import threading
-import urllib.request
-from dataclasses import fields
+from contextlib import contextmanager
+from dataclasses import fields, replace
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate import (
+    BrokerLimit,
+    CursorClosedError,
+    CursorConfig,
+    DispatchGate,
+    GateLimits,
+    LedgerMap,
+    ManagedCursor,
+    MemoryStore,
+    Message,
+    Position,
+    Start,
+    Subscription,
+    SubscriptionType,
+    Topics,
+    TopicSettings,
+)
 from ackstate.cursor import CursorStats
-from ackstate.metrics import CursorCollector
+from ackstate.dispatch import RuleStats
+from ackstate.limits import Rule
+from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
+from ackstate.topic import BacklogReport, PublishCounters
+from topics import NumberedTopic
 
 ORDERS = "persistent://public/default/orders"
-LEDGER_NAME = "public/default/persistent/orders"
-BILLING = {"namespace": "public/default", "ledger_name": LEDGER_NAME, "cursor_name": "billing"}
-
-
-def open_cursor(*, store=None, subscription="billing", **settings):
-    return ManagedCursor.open(
-        store or MemoryStore(),
-        topic=ORDERS,
-        subscription=subscription,
-        ledgers=LedgerMap.from_counts({3: 1_000}),
-        config=CursorConfig(flush_interval_ms=0, **settings),
-        now_ms=0,
-    )
-
-
-@pytest.fixture
-def registry():
-    return CollectorRegistry()
-
-
-@pytest.fixture
-def collector(registry):
-    collector = CursorCollector()
-    registry.register(collector)
-    return collector
-
-
-def parse(text):
-    """Return every sample of a scrape, (name, labels) -> value, and fail if one is there twice."""
-    samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in samples
-            samples[key] = sample.value
-    return samples
-
-
-def scrape(registry):
-    return parse(generate_latest(registry).decode())
-
-
-def value(samples, name, **labels):
-    return samples[name, frozenset(labels.items())]
-
-
-EXPORTED = {
+CURSOR = {"namespace": "public/default", "ledger_name": "public/default/persistent/orders", "cursor_name": "billing"}
+SUBSCRIPTION = {**CURSOR, "topic": ORDERS, "subscription": "billing"}
+OF_CURSOR = {
     "pulsar_ml_cursor_nonContiguousDeletedMessagesRange": "range_count",
     "pulsar_ml_cursor_persistLedgerSucceed": "ledger_write_count",
     "pulsar_ml_cursor_persistLedgerErrors": "ledger_error_count",
@@ -85,78 +61,154 @@ EXPORTED = {
     "ackstate_cursor_persists_total": "persist_count",
     "ackstate_cursor_persisted_bytes_total": "bytes_persisted",
 }
+OF_SUBSCRIPTION = {
+    "pulsar_subscription_delayed": "delayed_entries",
+    "pulsar_subscription_in_replay": "replay_entries",
+    "pulsar_subscription_unacked_messages": "unacked_messages",
+    "pulsar_subscription_consumers_count": "consumer_count",
+    "pulsar_out_messages_total": "sent_messages",
+    "ackstate_subscription_redelivered_messages_total": "redelivered_messages",
+    "ackstate_subscription_dead_lettered_messages_total": "dead_lettered_messages",
+}
+UNACKED, SINCE = "pulsar_subscription_unacked_messages", "ackstate_subscription_blocked_since_timestamp_seconds"
+BLOCKED, BLOCKED_AS_PULSAR = "ackstate_subscription_blocked", "pulsar_subscription_blocked_on_unacked_messages"
+OLDEST = "ackstate_subscription_oldest_unacked_timestamp_seconds"
+AT_RISK = "ackstate_cursor_redelivery_if_crashed"
 
 
-def test_each_number_is_the_one_of_stats(registry, collector):
-    cursor = open_cursor()
+class Scraped(CursorCollector):
+    """A collector with a registry, and perhaps the subscription `billing` of `ORDERS`."""
+
+    def __init__(self, subscription=None):
+        super().__init__()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        if subscription is not None:
+            self.add_subscription(subscription, topic=ORDERS, name="billing")
+
+    def samples(self):
+        """Every sample of a scrape, (name, labels) -> value; fails if one is there twice."""
+        samples = {}
+        for family in text_string_to_metric_families(generate_latest(self.registry).decode()):
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert key not in samples
+                samples[key] = sample.value
+        return samples
+
+    def value(self, name, rule=None):
+        """A number of the subscription."""
+        labels = SUBSCRIPTION if rule is None else {**SUBSCRIPTION, "rule": rule.value}
+        return self.samples().get((name, frozenset(labels.items())))
+
+    def of_all(self, name, *labels):
+        """The values of all samples of a name, by labels."""
+        return {tuple(dict(key)[label] for label in labels): value for (each, key), value in self.samples().items()
+                if each == name}  # fmt: skip
+
+
+def open_cursor(subscription="billing", *, store=None):
+    return ManagedCursor.open(
+        store or MemoryStore(), topic=ORDERS, subscription=subscription, ledgers=LedgerMap.from_counts({3: 1_000}),
+        config=CursorConfig(flush_interval_ms=0), now_ms=0,
+    )  # fmt: skip
+
+
+def test_each_number_is_the_one_of_stats():
+    topic = NumberedTopic()
     # No two alike, so that none can stand for another.
-    stats = CursorStats(**{field.name: number for number, field in enumerate(fields(CursorStats), start=1)})
-    cursor.stats = lambda: stats
-    collector.add(cursor, topic=ORDERS, subscription="billing")
-    samples = scrape(registry)
-    for name, field in EXPORTED.items():
-        assert value(samples, name, **BILLING) == getattr(stats, field), name
+    of_cursor = CursorStats(**{field.name: number for number, field in enumerate(fields(CursorStats), start=1)})
+    of_cursor = replace(of_cursor, backlog=1_000)
+    stats = replace(
+        topic.subscription.stats(),
+        **{field: number for number, field in enumerate(OF_SUBSCRIPTION.values(), start=101)},
+        rules=tuple(RuleStats(rule, False, None, number) for number, rule in enumerate(Rule, start=200)),
+        cursor=of_cursor,
+    )
+    topic.subscription.stats = lambda: stats
+    expected = {(name, frozenset(CURSOR.items())): getattr(of_cursor, field) for name, field in OF_CURSOR.items()}
     for cause in ("unwritten", "young", "cut"):
-        number = getattr(stats, f"redelivery_{cause}")
-        assert value(samples, "ackstate_cursor_redelivery_if_crashed", cause=cause, **BILLING) == number
-    backlog = {**BILLING, "topic": ORDERS, "subscription": "billing"}
-    assert value(samples, "pulsar_subscription_back_log", **backlog) == stats.backlog
-    assert value(samples, "ackstate_cursors_unreadable") == 0
+        expected[AT_RISK, frozenset({**CURSOR, "cause": cause}.items())] = getattr(of_cursor, f"redelivery_{cause}")
+    of_subscription = {name: getattr(stats, field) for name, field in OF_SUBSCRIPTION.items()}
+    of_subscription["pulsar_subscription_back_log"] = of_cursor.backlog
+    of_subscription["pulsar_subscription_back_log_no_delayed"] = of_cursor.backlog - 101
+    of_subscription[BLOCKED_AS_PULSAR] = 0
+    expected |= {(name, frozenset(SUBSCRIPTION.items())): value for name, value in of_subscription.items()}
+    for number, rule in enumerate(Rule, start=200):
+        labels = frozenset({**SUBSCRIPTION, "rule": rule.value}.items())
+        expected |= {("ackstate_subscription_blocks_total", labels): number, (BLOCKED, labels): 0}
     # And nothing of Pulsar's that is not counted here.
-    assert len(samples) == len(EXPORTED) + 3 + 1 + 1
+    assert Scraped(topic.subscription).samples() == {**expected, ("ackstate_cursors_unreadable", frozenset()): 0}
 
 
-def test_metric_types_and_texts(registry, collector):
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+def test_a_cursor_alone_is_exported_until_its_subscription_is():
+    topic, scraped = NumberedTopic(), Scraped()
+    scraped.add(topic.cursor, topic=ORDERS, subscription="billing")
+    topic.publish(5)
+    topic.ack(1, 3)
+    assert scraped.of_all("ackstate_cursor_ranges", "cursor_name") == {("billing",): 2}
+    assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, None)
+    scraped.add_subscription(topic.subscription, topic=ORDERS, name="billing")
+    assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, 0)
+
+
+def test_metric_types_and_texts():
+    text = generate_latest(Scraped().registry).decode()
+    for family in text_string_to_metric_families(text):
         is_counter = family.type == "counter"
         if family.name.startswith("ackstate"):
             assert re.fullmatch("[a-z_]+(?<!_count)", family.name)
-            assert is_counter == (f"{family.name}_total" in generate_latest(registry).decode())
+            assert is_counter == (f"{family.name}_total" in text)
         else:
             assert family.type == "gauge" or family.name == "pulsar_out_messages"
-        assert family.documentation[0].isupper()
-        assert family.documentation.endswith(".")
 
 
-def test_names_are_written_as_pulsar_writes_them(registry, collector):
-    cursors = [open_cursor() for _ in range(4)]
-    collector.add(cursors[0], topic="persistent://acme/shop eu/a b/c~d", subscription="x y/z*")
-    collector.add(cursors[1], topic="non-persistent://acme/shop/t", subscription="s")
-    collector.add(cursors[2], topic='any "text"\n', subscription="\\")
-    collector.add(cursors[3], topic="persistent://acme/shop", subscription="s")
-    found = {
-        (labels["namespace"], labels["ledger_name"], labels["cursor_name"], labels["topic"], labels["subscription"])
-        for labels in (dict(key) for name, key in scrape(registry) if name == "pulsar_subscription_back_log")
-    }
-    assert found == {
+def test_names_are_written_as_pulsar_writes_them():
+    scraped, cursors = Scraped(), [open_cursor() for _ in range(4)]
+    labels = [
         (
-            "acme/shop eu",
-            "acme/shop eu/persistent/a+b%2Fc%7Ed",
+            "acme/a b",
+            "acme/a b/persistent/a+b%2Fc%7Ed",
             "x+y%2Fz*",
-            "persistent://acme/shop eu/a b/c~d",
+            "persistent://acme/a b/a b/c~d",
             "x y/z*",
         ),
         ("acme/shop", "acme/shop/non-persistent/t", "s", "non-persistent://acme/shop/t", "s"),
         ("", 'any "text"\n', "%5C", 'any "text"\n', "\\"),
         ("", "persistent://acme/shop", "s", "persistent://acme/shop", "s"),
-    }
+    ]
+    for cursor, (*_, topic, subscription) in zip(cursors, labels, strict=True):
+        scraped.add(cursor, topic=topic, subscription=subscription)
+    found = scraped.of_all(
+        "pulsar_subscription_back_log", "namespace", "ledger_name", "cursor_name", "topic", "subscription"
+    )
+    assert found.keys() == set(labels)
 
 
-def subscriptions_in(registry):
-    return {dict(key)["cursor_name"] for name, key in scrape(registry) if name == "ackstate_cursor_ranges"}
+def test_what_is_closed_dropped_or_opened_again_leaves_and_what_cannot_be_read_hides_no_other():
+    def fail():
+        raise RuntimeError("the numbers are gone")
 
-
-def test_a_closed_or_dropped_cursor_leaves_and_the_others_stay(registry, collector):
-    cursors = {name: open_cursor(subscription=name) for name in ("closed", "dropped", "open")}
-    for name, cursor in cursors.items():
-        collector.add(cursor, topic=ORDERS, subscription=name)
-    del cursor
-    assert subscriptions_in(registry) == {"closed", "dropped", "open"}
+    scraped, store = Scraped(), MemoryStore()
+    cursors = {name: open_cursor(name, store=store) for name in ("closed", "dropped", "open", "broken", "again")}
+    topic, names = NumberedTopic(), list(cursors)
+    for name in names:
+        scraped.add(cursors[name], topic=ORDERS, subscription=name)
+    scraped.add_subscription(topic.subscription, topic=ORDERS, name="billing")
+    scraped.add_subscription(NumberedTopic().subscription, topic=ORDERS, name="dropped too")
     cursors["closed"].close(now_ms=0)
+    topic.subscription.close(now_ms=0)
+    with pytest.raises(CursorClosedError):
+        topic.subscription.stats()
+    cursors["broken"].stats = fail
+    cursors["again"].ack_entries(3, [1, 3], now_ms=0)
+    cursors["again"] = open_cursor("again", store=store)
+    scraped.add(cursors["again"], topic=ORDERS, subscription="again")
     del cursors["dropped"]
     gc.collect()
-    assert subscriptions_in(registry) == {"open"}
-    assert value(scrape(registry), "ackstate_cursors_unreadable") == 0
+    assert scraped.of_all("ackstate_cursor_ranges", "cursor_name") == {("open",): 0, ("again",): 0}
+    assert scraped.of_all("ackstate_cursors_unreadable") == {(): 1}
+    assert {labels.subscription for labels in scraped._exported} == {"open", "again", "broken"}
 
 
 def test_registering_reads_no_cursor_but_knows_every_name():
@@ -173,41 +225,200 @@ def test_registering_reads_no_cursor_but_knows_every_name():
     assert reads == [1]
 
 
-@pytest.mark.slow
-def test_acks_and_scrapes_and_reopens_at_once(registry, collector):
-    """Every scrape is whole and of one instant, whatever other threads do."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    stop = threading.Event()
-    failures = []
+# Limits
 
-    def ack(subscription):
+
+def test_a_limit_that_blocks_is_named_with_the_time_it_closed():
+    topic, rule = NumberedTopic(max_unacked_messages=4), Rule.UNACKED_MESSAGES
+    scraped = Scraped(topic.subscription)
+    topic.publish(9)
+    assert len(topic.dispatch(now_ms=5_000)) == 4
+    topic.dispatch(now_ms=7_500)
+    assert [scraped.value(BLOCKED, rule), scraped.value(SINCE, rule), scraped.value(BLOCKED_AS_PULSAR)] == [1, 5, 1]
+    topic.ack(0, 1, 2, now_ms=8_000)
+    assert [scraped.value(BLOCKED, rule), scraped.value(SINCE, rule), scraped.value(BLOCKED_AS_PULSAR)] == [0, None, 0]
+    assert scraped.value("ackstate_subscription_blocks_total", rule) == 1
+
+
+def test_of_the_consumers_at_their_limit_the_one_closed_longest_is_reported():
+    topic, rule = NumberedTopic(max_unacked_messages_per_consumer=2), Rule.CONSUMER_UNACKED_MESSAGES
+    scraped = Scraped(topic.subscription)
+    topic.publish(9)
+    for consumer, now_ms in (("a", 3_000), ("b", 4_000)):
+        topic.dispatch(consumer, now_ms=now_ms)
+    assert (scraped.value(SINCE, rule), scraped.value(BLOCKED_AS_PULSAR)) == (3, 0)  # as in Pulsar
+    topic.subscription.consumer_closed("a")
+    assert scraped.value(SINCE, rule) == 4
+    topic.subscription.consumer_closed("b")
+    assert scraped.value(BLOCKED, rule) == 0
+    assert scraped.value("ackstate_subscription_blocks_total", rule) == 2
+
+
+def test_the_limit_of_the_broker_blocks():
+    topic = NumberedTopic()
+    cursor = ManagedCursor.open(topic.log.store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
+    gate = DispatchGate(GateLimits(), broker=BrokerLimit(2, blocked_share=0.5))
+    subscription = Subscription(topic.log, cursor, gate=gate)
+    topic.publish(9)
+    for now_ms in (1_000, 2_000):
+        subscription.dispatch("a", 9, now_ms=now_ms)
+    scraped = Scraped(subscription)
+    assert (scraped.value(SINCE, Rule.BROKER_UNACKED_MESSAGES), scraped.value(BLOCKED_AS_PULSAR)) == (1, 1)
+
+
+def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
+    store, settings = MemoryStore(), TopicSettings(limits=GateLimits(max_unacked_ranges=2))
+    with Topics(store) as topics:
+        topic = topics.open("t", now_ms=0)
+        subscription = topic.subscribe("s", now_ms=0)
+        positions = topic.publish([Message(b"")] * 9, now_ms=1)
+        subscription.ack_many(positions[1::2], now_ms=1)
+    restarted = Topics(store, settings=settings).open("t", now_ms=6_000).subscribe("s", now_ms=7_000)
+    assert [reason.since_ms for reason in restarted.why_blocked()] == [7_000]
+    scraped = Scraped(restarted)
+    assert (scraped.value(BLOCKED, Rule.UNACKED_RANGES), scraped.value(SINCE, Rule.UNACKED_RANGES)) == (1, 7)
+
+
+def test_a_subscription_without_limits_has_no_rules():
+    scraped = Scraped(NumberedTopic(SubscriptionType.EXCLUSIVE).subscription)
+    assert (scraped.value(BLOCKED, Rule.UNACKED_MESSAGES), scraped.value(UNACKED)) == (None, 0)
+
+
+# The oldest message, and all topics
+
+
+def test_the_oldest_unacked_message_is_read_once_and_one_that_cannot_be_read_hides_no_number():
+    topic, reads = NumberedTopic(), []
+    scraped, read = Scraped(topic.subscription), topic.log.read
+    assert scraped.value(OLDEST) is None
+    topic.positions = topic.log.publish([Message(b"", publish_time_ms=time_ms) for time_ms in (1_500, 2_500, 0)])
+    topic.dispatch()
+    topic.log.read = lambda _: read([Position(99, 0)])
+    assert (scraped.value(OLDEST), scraped.value("pulsar_subscription_back_log")) == (None, 3)
+    assert scraped.of_all("ackstate_cursors_unreadable") == {(): 0}
+    topic.log.read = lambda positions: reads.append(positions) or read(positions)
+    assert (scraped.value(OLDEST), scraped.value(OLDEST), len(reads)) == (1.5, 1.5, 1)
+    topic.ack(1)
+    assert (scraped.value(OLDEST), len(reads)) == (1.5, 1)
+    topic.ack(0)
+    assert scraped.value(OLDEST) is None  # its producer gave no time
+    topic.ack(2)
+    assert (scraped.value(OLDEST), scraped.value("pulsar_subscription_back_log"), len(reads)) == (None, 0, 2)
+
+
+def test_all_subscriptions_of_topics_are_exported_also_later_ones():
+    topics, scraped = Topics(MemoryStore()), Scraped()
+
+    def unacked():
+        return scraped.of_all(UNACKED, "topic", "subscription")
+
+    for _ in range(2):
+        scraped.add_topics(topics)
+    assert unacked() == {}
+    orders = topics.open(ORDERS, now_ms=0)
+    billing = orders.subscribe("billing", start=Start.EARLIEST, now_ms=0)
+    orders.publish([Message(b"x", publish_time_ms=5_000)] * 2, now_ms=0)
+    billing.dispatch("ann", 1, now_ms=0)
+    topics.open("t", now_ms=0).subscribe("s", now_ms=0)
+    assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
+    assert scraped.value(OLDEST) == 5
+    exported = dict(scraped._of_topics)
+    assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
+    assert scraped._of_topics == exported  # So that the oldest message is not read at every scrape.
+    billing.close(now_ms=0)
+    assert unacked() == {("t", "s"): 0}
+    orders.subscribe("billing", now_ms=0)
+    assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 0}
+    alone = NumberedTopic()  # Another subscription under the names of one of those.
+    alone.publish(7)
+    alone.dispatch()
+    scraped.add_subscription(alone.subscription, topic="t", name="s")
+    assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 7}
+    del topics, orders, billing
+    gc.collect()
+    assert unacked() == {("t", "s"): 7}
+
+
+@contextmanager
+def working(*jobs):
+    """Run jobs again and again in threads, which change over often."""
+
+    def work(job):
         try:
             while not stop.is_set():
-                cursor = open_cursor(subscription=subscription)
-                collector.add(cursor, topic=ORDERS, subscription=subscription)
-                for entry_id in range(1, 200, 2):
-                    cursor.ack(Position(3, entry_id), now_ms=0)
+                job()
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=ack, args=(name,)) for name in ("a", "b")]
+    stop, failures, interval_s = threading.Event(), [], sys.getswitchinterval()
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    sys.setswitchinterval(1e-5)
     for thread in threads:
         thread.start()
     try:
-        seen = set()
-        for _ in range(100):
-            samples = scrape(registry)
-            assert value(samples, "ackstate_cursors_unreadable") == 0
-            for (name, key), ranges in samples.items():
-                if name == "ackstate_cursor_ranges":
-                    # Alone and unwritten, each range is one message.
-                    assert samples["ackstate_cursor_redelivery_if_crashed", key | {("cause", "unwritten")}] == ranges
-                    seen.add(ranges)
+        yield
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-        sys.setswitchinterval(interval)
+        sys.setswitchinterval(interval_s)
     assert not failures
+
+
+@pytest.mark.slow
+def test_acks_and_scrapes_and_reopens_at_once():
+    """Every scrape is whole and of one instant, whatever other threads do."""
+
+    def job(name):
+        cursor = open_cursor(name)
+        scraped.add(cursor, topic=ORDERS, subscription=name)
+        for entry_id in range(1, 200, 2):
+            cursor.ack(Position(3, entry_id), now_ms=0)
+
+    scraped, seen = Scraped(), set()
+    with working(lambda: job("a"), lambda: job("b")):
+        for _ in range(100):
+            samples = scraped.samples()
+            assert samples["ackstate_cursors_unreadable", frozenset()] == 0
+            for (name, key), ranges in samples.items():
+                if name == "ackstate_cursor_ranges":
+                    # Alone and unwritten, each range is one message.
+                    assert samples[AT_RISK, key | {("cause", "unwritten")}] == ranges
+                    seen.add(ranges)
     assert len(seen) > 10
+
+
+# Publishes and backlogs
+
+
+def test_the_counters_of_publishes_are_named_as_opentelemetry_would_export_them():
+    registry, counters = CollectorRegistry(), PublishCounters(cluster="here")
+    registry.register(PublishCollector(counters))
+    counters.add_topic(ORDERS)
+    counters.count("pulsar.broker.topic.messages.fixed.delay.overridden", topic=ORDERS, message_count=5)
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    assert {family.type for family in families} == {"counter"}
+    labels = {"pulsar_cluster": "here", "pulsar_namespace": "public/default", "pulsar_topic": ORDERS}
+    assert {sample.name: (sample.labels, sample.value) for family in families for sample in family.samples} == {
+        "pulsar_broker_topic_messages_delayed_rejected_total": (labels, 0),
+        "pulsar_broker_topic_messages_fixed_delay_overridden_total": (labels, 5),
+    }
+
+
+def test_a_topic_is_exported_with_its_limit_and_the_subscription_that_holds_it():
+    registry, collector = CollectorRegistry(), BacklogCollector()
+    registry.register(collector)
+    collector.add(ORDERS, lambda: BacklogReport(7, 700, 9, 900, "slow", Position(1, 2), ("x",), 600))
+    collector.add("refunds", lambda: BacklogReport(0, 0, 9, 90, None, None, (), None, retained_ledger_id=17))
+    collector.add("damaged", lambda: 1 // 0)
+    names = ["pulsar_storage_size", "pulsar_storage_backlog_size", "pulsar_storage_backlog_quota_limit",
+             "ackstate_topic_backlog_exceeded", "ackstate_topic_unreadable_subscriptions",
+             "ackstate_topic_retained_ledger"]  # fmt: skip
+    orders, refunds = {"namespace": "public/default", "topic": ORDERS}, {"namespace": "", "topic": "refunds"}
+    value = registry.get_sample_value
+    assert [value(name, orders) for name in names] == [900, 700, 600, 1, 1, None]
+    assert [value(name, refunds) for name in names] == [90, 0, -1, 0, 0, 17]
+    assert value("ackstate_topic_backlog_entries", {**orders, "subscription": "slow"}) == 7
+    collector.remove("refunds")
+    collector.remove("unknown")
+    assert {sample.labels["topic"] for family in registry.collect() for sample in family.samples} == {ORDERS}

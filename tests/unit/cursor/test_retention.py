@@ -9,7 +9,6 @@ import pytest
 
 from ackstate import (
     BacklogQuotaExceededError,
-    CorruptStateError,
     CursorConfig,
     Format,
     LogFencedError,
@@ -85,6 +84,25 @@ def test_whole_ledgers_that_every_subscription_has_acked_durably_are_deleted(top
     assert log.publish([Message(b"next")]) == [Position(max(ids_on_disk(store)), 0)]
 
 
+def test_acks_that_are_not_durable_free_nothing(topic):
+    _, log, cursor, positions = topic
+    cursor.mark_delete(positions[-1], now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
+    cursor.persist(now_ms=0)
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 4
+
+
+def test_a_subscription_that_is_not_open_holds_its_messages(topic):
+    store, log, cursor, positions = topic
+    other = cursor_of(store, log, "other")
+    acked_up_to(other, positions[12])
+    other.close(now_ms=0)
+    acked_up_to(cursor, positions[-1])
+    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 1
+    report = backlog_report(log, NOTHING_KEPT, {})
+    assert (report.held_by, report.held_from, report.entry_count) == ("other", positions[13], 37)
+
+
 @pytest.mark.parametrize("kind", ["damaged record", "lost record", "beyond the log"])
 def test_a_subscription_that_cannot_be_opened_holds_everything(topic, kind):
     store, log, cursor, positions = topic
@@ -147,14 +165,6 @@ def test_a_refused_number_names_its_argument():
         Retention(backlog_bytes_max=-1)
     with pytest.raises(TypeError, match="backlog_policy"):
         Retention(backlog_policy="producer_exception")
-
-
-def test_a_message_that_cannot_be_read_keeps_no_ledger(topic):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[-1])
-    store.disk.ledgers[1].entries[9] = b"damage"
-    assert trim_log(log, Retention(age_ms=92), {}, now_ms=100) == 0
-    assert trim_log(log, Retention(age_ms=91), {}, now_ms=100) == 1
 
 
 def test_only_the_owner_trims(topic):
@@ -230,24 +240,6 @@ def test_a_cursor_that_stood_in_a_deleted_ledger_continues_after_it(topic, form)
     assert reopened.backlog == 0
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
-def test_after_a_seek_that_failed_the_messages_from_before_it_are_held(topic, kind):
-    """The store may have the seek, and the cursor continues without it."""
-    store, log, cursor, positions = topic
-    subscription = Subscription(log, cursor)
-    for ahead in range(9):
-        store.inject(Fault(store.mutation_count + ahead, kind))
-    with pytest.raises(StoreError):
-        subscription.seek(positions[45], now_ms=0)
-    store.forget_faults()
-    assert trim_log(log, NOTHING_KEPT, {"s": cursor}, now_ms=0) == 0
-    assert len(subscription.dispatch("c", 100, now_ms=0)) == 50
-    assert backlog_report(log, NOTHING_KEPT, {"s": cursor}).entry_count == 50
-    subscription.ack_cumulative(positions[30], now_ms=0)
-    cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {"s": cursor}, now_ms=0) == 3
-
-
 def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[19])
@@ -257,15 +249,6 @@ def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     (found,) = inspect_store(store)
     holes = explain_stored(found.content, MessageLog.find(store, topic="t"), top=9, now_ms=0)
     assert (holes.backlog, [(each.first, each.entry_count) for each in holes.holes]) == (29, [(positions[20], 2)])
-
-
-def test_a_new_subscription_begins_at_the_first_message_that_is_left(topic):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    new = cursor_of(store, log, "new")
-    assert new.reader.read(1) == [positions[20]]
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
 
 
 def test_delayed_messages_hold_their_ledger_and_those_that_were_skipped_do_not():
@@ -363,17 +346,6 @@ def test_an_append_that_failed_and_happened_makes_its_ledger_be_counted_again(to
     assert (log.ledgers.entry_count(left), log.ledgers.last_confirmed.entry_id) == (4, 0)
     assert log.sizes.of(left) == 4 * ENTRY_BYTES + 7
     assert log.sizes.of(log.ledgers.current_ledger_id) == ENTRY_BYTES
-
-
-def test_a_ledger_of_unknown_size_that_is_damaged_counts_as_empty(topic, monkeypatch):
-    store, *_ = topic
-    log = opened(store)
-
-    def damaged(*_):
-        raise CorruptStateError("ledger 6", offset=0, expected="an entry", found="damage")
-
-    monkeypatch.setattr(store.ledgers, "read", damaged)
-    assert backlog_report(log, NOTHING_KEPT, {}, stored={}).log_byte_count == 40 * ENTRY_BYTES
 
 
 def test_a_mark_delete_before_the_empty_last_ledger_holds_nothing(topic):

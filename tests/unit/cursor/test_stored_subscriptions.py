@@ -22,7 +22,7 @@ from ackstate import (
     UnreadableCursorError,
 )
 from ackstate.cursor.journal import cursor_owner, cursor_path
-from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.errors import UnsupportedVersionError
 from ackstate.stores.base import Versioned
 from ackstate.topic import MessageLog
 from ackstate.topic.subscriptions import TYPE_PROPERTY, StoredSubscription, stored_subscriptions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 
 import pytest
@@ -21,6 +20,7 @@ from ackstate import (
 )
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.explain import HoleReason
+from ackstate.dispatch.messages import ReplayQueue, Waiting
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from topics import NumberedTopic
 
@@ -248,3 +248,64 @@ def test_numbers_are_read_while_others_work():
     churning.join(), looking.join()
     assert failures == []
     assert seen <= {None, *(f"c{number}" for number in range(7))}
+
+
+def test_a_failed_round_holds_no_key(monkeypatch):
+    topic = NumberedTopic(KEY_SHARED)
+    subscription = topic.subscription
+    topic.publish_keys("abcdefghij" * 60)
+    for consumer in "ab":
+        subscription.consumer_opened(consumer, permits=150)
+    read, sizes = topic.log.read, []
+
+    def fails_the_second_time(positions):
+        sizes.append(len(positions))
+        if len(sizes) > 1:
+            raise StoreError("no")
+        return read(positions)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(topic.log, "read", fails_the_second_time)
+        with pytest.raises(StoreError):
+            subscription.dispatch_all(now_ms=0)
+    assert sizes[0] == 300  # which were sent, and are withdrawn
+    assert subscription.unacked_messages == 0
+    assert not subscription._consumers._held
+    subscription._messages.waiting._check()
+    subscription.consumer_closed("a")
+    assert topic.dispatch("b", 600) == [*range(600)]
+    topic.ack(*range(600))
+    assert not subscription._consumers._held
+
+
+@pytest.mark.parametrize(
+    ("key", "ready"),
+    [(None, {10_049: [], 10_050: [2], 10_060: [0, 2], 18_959: [0, 2], 18_960: [0, 1, 2]}),
+     (b"k", {10_050: [], 10_059: [], 10_060: [0], 18_959: [0], 18_960: [0, 1, 2]})],
+)  # fmt: skip
+def test_what_waits_for_a_time_waits_no_longer_after_the_clock_was_set_back(key, ready):
+    waiting = ReplayQueue(lambda keys: [""] * len(keys), became_ready=lambda: None)
+    waiting.release(now_ms=10_000_000)
+    waiting.put(Position(1, 0), Waiting(HoleReason.NACKED, key=key, until_ms=10_000_100))
+    waiting.put(Position(1, 1), Waiting(HoleReason.NACKED, key=key, until_ms=10_009_000))
+    waiting.release(now_ms=10_000_040)
+    waiting.follow_clock(now_ms=10_000)
+    assert waiting.next_until_ms == 10_060
+    waiting.put(Position(1, 2), Waiting(HoleReason.NACKED, key=key, until_ms=10_050))
+    for now_ms, entry_ids in ready.items():
+        waiting.release(now_ms=now_ms)
+        assert [position.entry_id for position in waiting.ready_for("")] == entry_ids
+        waiting._check()
+
+
+def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
+    topic = NumberedTopic()
+    topic.publish()
+    topic.dispatch(now_ms=10_000)
+    topic.nack(0, delay_ms=5_000, now_ms=10_000)
+    for now_ms in range(10_000, 8_900, -100):
+        assert topic.dispatch(now_ms=now_ms) == []
+        assert topic.subscription.next_wake_ms == 15_000
+    assert topic.dispatch(now_ms=8_900) == []
+    assert topic.subscription.next_wake_ms == 13_900
+    assert topic.dispatch(now_ms=13_900) == [0]

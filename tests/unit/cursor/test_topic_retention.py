@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from random import Random
 
 import pytest
@@ -14,7 +13,6 @@ from ackstate import (
     MemoryStore,
     Message,
     Position,
-    SqliteStore,
     Start,
     StoreError,
     Topics,
