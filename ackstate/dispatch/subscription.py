@@ -508,7 +508,7 @@ class Subscription:
             receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
             return self._acked_up_to_mark_delete(receipt, now_ms=now_ms)
 
-    def skip(self, count: int, *, now_ms: int, counts_acked: bool = False) -> Receipt:
+    def skip(self, count: int, *, now_ms: int) -> Receipt:
         """Ack the next `count` entries after the mark-delete position, in flight or not.
 
         Raises:
@@ -516,7 +516,7 @@ class Subscription:
         """
         with self._lock:
             now_ms = self._at(now_ms)
-            receipt = self.cursor.skip(count, now_ms=now_ms, counts_acked=counts_acked)
+            receipt = self.cursor.skip(count, now_ms=now_ms)
             return self._acked_up_to_mark_delete(receipt, now_ms=now_ms)
 
     def clear_backlog(self, *, now_ms: int) -> Receipt:

@@ -90,28 +90,6 @@ def test_a_message_goes_through_the_broker(tmp_path):
         client.close()
 
 
-def test_what_is_wrong_is_answered(tmp_path):
-    with broker(tmp_path / "store") as (_, address):
-        client = LineClient(address)
-        for line in ("", "publish text", "ack 1:0", "sub billing shipping"):
-            assert client.ask(line).startswith("error expected pub"), line
-        assert client.ask("sub billing").startswith("ok ")
-        assert client.ask("ack here") == "error a position must be ledger:entry such as 3:7, got 'here'"
-        client.close()
-
-
-def test_a_connection_that_ends_gives_back_what_it_did_not_ack(tmp_path):
-    with broker(tmp_path / "store") as (_, address):
-        one, other = LineClient(address), LineClient(address)
-        one.ask("sub billing")
-        one.ask("pub text")
-        assert one.message() == "1:0 0 text"
-        other.ask("sub billing")
-        one.close()
-        assert other.message() == "1:0 1 text"
-        other.close()
-
-
 def test_killed_and_started_again_the_broker_has_lost_nothing(tmp_path):
     """Two subscriptions, three lives: every published message comes, and of the acked ones at most the last."""
     store, published, acked = tmp_path / "store", {}, {"billing": set(), "shipping": set()}

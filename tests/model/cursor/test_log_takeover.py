@@ -164,29 +164,6 @@ def happens_before_call(number, happen):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("number", range(6))
-def test_a_takeover_at_any_moment_of_a_publish(size, number):
-    """The batch fits the open ledger, or a new one is begun for it."""
-    store, newer = MemoryStore(), []
-    older = opened(store, entries_per_ledger_max=3)
-    older.publish(batch(b"1"))
-    older._store = older._ownership._store = Interrupted(
-        store, happens_before_call(number, lambda: newer.append(opened(MemoryStore(store.disk))))
-    )
-    published = [b"1"]
-    with suppress(LogFencedError):
-        older.publish(batch(*[b"2"] * size))
-        published += [b"2"] * size
-    if not newer:
-        newer.append(opened(store))
-    newer[0].publish(batch(b"new"))
-    assert payloads_of(newer[0]) == payloads_of(opened(store)) == [*published, b"new"]
-    with pytest.raises(LogFencedError):
-        older.publish(batch(b"lost"))
-    assert payloads_of(opened(store)) == [*published, b"new"]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("number", range(5))
 def test_a_publish_at_any_moment_of_a_takeover(size, number):
     store, published = MemoryStore(), [b"1"]

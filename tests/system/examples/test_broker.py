@@ -59,13 +59,6 @@ def test_what_is_compressed_or_large_comes_back(client, topic):
     assert [len(message.data()) for message in receive(consumer, 2)] == [1_000_000, 4_000_000]
 
 
-def test_a_new_subscription_starts_at_the_latest_message_if_it_does_not_say_otherwise(client, topic):
-    publish(client, topic, "before")
-    consumer = client.subscribe(topic, "s")
-    publish(client, topic, "after")
-    assert texts(receive(consumer, 1)) == ["after"]
-
-
 def test_consumers_that_share_take_turns(client, topic):
     consumers = [subscribe(client, topic, kind=ConsumerType.Shared) for _ in range(2)]
     publish(client, topic, *numbers(10))
@@ -111,15 +104,6 @@ def test_the_type_of_a_subscription_does_not_change(client, topic):
     subscribe(client, topic, kind=ConsumerType.Shared)
     with pytest.raises(pulsar.NotAllowedError):
         subscribe(client, topic, kind=ConsumerType.KeyShared)
-
-
-def test_a_failover_consumer_takes_over_what_the_one_before_had_not_acked(client, topic):
-    first, second = (subscribe(client, topic, kind=ConsumerType.Failover, consumer_name=name) for name in "ab")
-    publish(client, topic, *numbers(4))
-    messages = receive(first, 4)
-    first.acknowledge_cumulative(messages[1])
-    first.close()
-    assert texts(receive(second, 2)) == ["2", "3"]
 
 
 def test_a_nack_redelivers_and_counts(client, topic):
@@ -209,20 +193,6 @@ def test_unsubscribe_forgets_the_acks(client, topic):
     assert texts(receive(subscribe(client, topic), 2)) == ["a", "b"]
 
 
-def test_a_subscription_with_two_consumers_is_not_deleted(client, topic):
-    one, other = (subscribe(client, topic, kind=ConsumerType.Shared) for _ in range(2))
-    with pytest.raises(pulsar.ConsumerBusy):
-        one.unsubscribe()
-    other.close()
-    one.unsubscribe()
-
-
-def test_a_consumer_that_asks_for_one_message_at_a_time_gets_each(client, topic):
-    consumer = subscribe(client, topic, kind=ConsumerType.Shared, receiver_queue_size=0)
-    publish(client, topic, *numbers(3))
-    assert texts([consumer.receive() for _ in range(3)]) == numbers(3)
-
-
 def test_many_producers_share_syncs_and_lose_nothing(client, topic):
     consumer = subscribe(client, topic)
     producers = [client.create_producer(topic) for _ in range(4)]
@@ -261,18 +231,6 @@ def test_what_the_broker_does_not_have_is_an_error(client, topic):
         with pytest.raises(error):
             call()
     publish(client, topic, "the connection works")
-
-
-def test_tls_and_tokens_are_refused(running):
-    for url, options in (
-        (running.url, {"authentication": pulsar.AuthenticationToken("secret")}),
-        (running.url.replace("pulsar:", "pulsar+ssl:"), {"tls_allow_insecure_connection": True}),
-    ):
-        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        client = pulsar.Client(url, logger=logger, operation_timeout_seconds=1, **options)
-        with pytest.raises(pulsar.PulsarException):
-            client.create_producer("topic")
-        client.shutdown()
 
 
 def test_a_message_in_chunks_comes_back_whole(client, topic):

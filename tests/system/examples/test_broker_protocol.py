@@ -222,11 +222,3 @@ def test_a_client_that_does_not_keep_to_the_protocol_is_hung_up_on(running):
         run(running, story, as_client=False)
     for story in (no_producer, no_metadata, no_such_type, acks_nothing):
         run(running, story)
-
-
-def test_a_consumer_that_subscribes_twice_replaces_itself(running):
-    async def story(client):
-        for _ in range(2):
-            await client.succeed("subscribe", topic=topic("twice"), subscription="s", type=0, consumer_id=1)
-
-    run(running, story)

@@ -255,25 +255,6 @@ async def test_a_cancelled_round_was_not_sent_and_counts_nowhere(monkeypatch):
         assert subscription.subscription.stats().sent_messages == 2
 
 
-@pytest.mark.parametrize("steps", range(5))
-async def test_a_round_that_is_cancelled_just_when_it_is_woken_is_cancelled(steps):
-    async with opened() as topics:
-        subscription = await subscribed(topics, permits=2)
-        (position,) = await (await topics.open("t")).publish([Message(b"later")])
-        await received(subscription)
-        await subscription.nack(position, delay_ms=60_000)
-        waiting = asyncio.create_task(subscription.next_round())
-        await asyncio.sleep(0.01)
-        await subscription.consumer_opened("ben")
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(waiting, 10)
-        await (await topics.open("t")).publish([Message(b"x")])
-        assert await received(subscription) == [("ann", [b"x"])]
-
-
 async def test_who_waits_for_messages_asks_once_and_not_again_and_again(monkeypatch):
     asked, dispatch_all = [], AsyncSubscription._dispatch_all
     monkeypatch.setattr(AsyncSubscription, "_dispatch_all", lambda self: asked.append(self) or dispatch_all(self))
@@ -415,24 +396,6 @@ async def test_a_close_that_fails_answers_all_who_wait_and_can_be_repeated():
         assert await answer(subscription.durable(receipt)) is None
         assert isinstance(await answer(subscription.next_round()), CursorClosedError)
     assert await unacked_after_restart(store) == [b"x"]
-
-
-async def test_a_cancelled_close_that_fails_says_why_and_can_be_repeated(monkeypatch):
-    store = MemoryStore()
-    async with never_persisted(store, cursor=UNWRITABLE) as topics:
-        _, _, _, waiting = await acked_and_waiting(topics)
-        store.break_ledgers()
-        disk = changes(monkeypatch, store)
-        closing = asyncio.create_task(topics.close())
-        await disk.is_reached()
-        closing.cancel()
-        disk.passable.set()
-        with pytest.raises(asyncio.CancelledError) as raised:
-            await closing
-        assert isinstance(raised.value.__cause__, StoreError)
-        assert [type(await answer(each)) for each in waiting] == [type(raised.value.__cause__)] * 2
-        store.mend_ledgers()
-    assert await unacked_after_restart(store) == [b"x"] * 2
 
 
 async def test_a_subscription_that_cannot_be_closed_goes_on_and_is_closed_later():

@@ -273,36 +273,4 @@ def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
     assert one.subscription.why_blocked() == other.subscription.why_blocked() == ()
 
 
-@pytest.mark.parametrize(
-    ("limits", "lower", "opens_at"),
-    [
-        ({"max_unpersisted_ack_record_bytes": 2_000}, {"max_unpersisted_ack_record_bytes": 1_024}, 84),
-        ({"max_unacked_ranges": 150}, {"max_unacked_ranges": 20}, 124),
-        ({"max_unacked_messages": 150}, {"max_unacked_messages": 20}, 131),
-        ({"max_unacked_messages_per_consumer": 150}, {"max_unacked_messages_per_consumer": 20}, 130),
-    ],
-)
-def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_opens_later(limits, lower, opens_at):
-    off = {"max_unpersisted_ack_record_bytes": 0, "max_unacked_messages": 0, "max_unacked_messages_per_consumer": 0}
-    topic = NumberedTopic(**{**off, **limits})
-    topic.publish(400)
-    sent = topic.dispatch("a", 140)
-    assert sent == [*range(len(sent))]
-    topic.subscription.change_limits(GateLimits(**{**off, **lower}))
-    assert topic.dispatch("a", 1) == []
-    (reason,) = topic.subscription.why_blocked()
-    assert reason.used > reason.limit == next(iter(lower.values()))
-    woken = []
-    topic.subscription.when_open(lambda: woken.append(1), "a")
-    acked = 0
-    while not woken:
-        topic.ack(acked)
-        acked += 1
-    assert acked == opens_at
-    assert topic.subscription.unacked_messages == len(sent) - acked
-    assert topic.dispatch("a", 1) == [len(sent)]
-    topic.ack(*range(acked, len(sent) + 1))
-    assert topic.cursor.mark_delete_position == topic.positions[len(sent)]
-
-
 # A mistake in a call.

@@ -105,37 +105,6 @@ def test_an_ack_that_changes_nothing_is_no_more_durable_than_what_it_found(store
     assert cursor.durable(again)
 
 
-def test_what_was_durable_and_is_too_young_since_a_restart_is_written_again(store, log, config):
-    cursor = open_cursor(store, log, config)
-    cursor.ack(P(3, 7), now_ms=0)
-    cursor.persist(now_ms=0)
-    config = replace(config, become_old_ack_record_seconds=5)
-    restarted = MemoryStore(store.disk)
-    cursor = open_cursor(restarted, log, config)
-    seek_in_vain(cursor, restarted, P(3, 2), FaultKind.FAIL_AFTER)
-    assert cursor.persist(now_ms=2).messages_held_back == 0
-    assert recovered(restarted, log, config).is_acked(P(3, 7))
-
-
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_a_seek_beyond_all_that_is_acked_voids_nothing_of_it(store, log, config, outcome):
-    cursor = open_cursor(store, log, config)
-    cursor.ack_many([P(3, 4), P(3, 7)], now_ms=0)
-    cursor.persist(now_ms=0)
-    cursor.ack(P(3, 5), now_ms=1)
-    before = cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes
-    seek_in_vain(cursor, store, P(5, 0), outcome)
-    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == before
-    seek_in_vain(cursor, store, P(3, 2), outcome)
-    seek_in_vain(cursor, store, P(5, 0), outcome)
-    # The lower one counts, and of it only the acks above.
-    assert cursor.redelivery_if_crashed == 3
-    cursor.ack(P(3, 8), now_ms=2)
-    assert cursor.redelivery_if_crashed == 4
-    cursor.reset(P(3, 6), now_ms=3)
-    assert (cursor.redelivery_if_crashed, cursor.view.unpersisted_record_bytes) == (0, 0)
-
-
 def test_the_next_persist_waits_for_the_rate_limit_alone(store, log, config):
     config = replace(config, mark_delete_rate_limit=1, flush_interval_ms=60_000)
     cursor = open_cursor(store, log, config)

@@ -6,7 +6,6 @@ import itertools
 import resource
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 from contextlib import closing
@@ -450,47 +449,3 @@ def test_whatever_the_threads_do_each_call_is_there_once_or_not_at_all(tmp_path)
         assert store.ledgers.last(doomed) == doomed_last
         put_count = sum(appender.put_count for appender in appenders)
         assert store.metadata.get("/counter") == Versioned(b"%d" % put_count, put_count - 1)
-
-
-APPENDERS = """
-import os, sys, threading
-from ackstate.stores.sqlite import SqliteStore
-store = SqliteStore(sys.argv[1])
-
-def append():
-    ledger_id = store.ledgers.create("billing")
-    while True:
-        entry_id = store.ledgers.append(ledger_id, [b"%d of %d" % (ledger_id, ledger_id)])
-        # One system call, so that lines of different threads do not mix.
-        os.write(1, b"%d %d\\n" % (ledger_id, entry_id))
-
-for _ in range(int(sys.argv[2])):
-    threading.Thread(target=append).start()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line_count", [1, 2_000])
-def test_what_any_thread_was_told_survives_a_kill(tmp_path, line_count):
-    child = subprocess.Popen(
-        [sys.executable, "-c", APPENDERS, str(tmp_path), str(THREADS)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    with child:
-        lines = list(itertools.islice(child.stdout, line_count))
-        child.kill()
-        lines += [line for line in child.stdout if line.endswith("\n")]
-    told = {}
-    for ledger_id, entry_id in (map(int, line.split()) for line in lines):
-        # Each thread hears of its entries in order, and of each once.
-        assert entry_id == told.get(ledger_id, -1) + 1
-        told[ledger_id] = entry_id
-    with closing(SqliteStore(tmp_path)) as store:
-        for ledger_id in store.ledgers.owned_by("billing"):
-            last = store.ledgers.last(ledger_id)
-            # The kill may have hit between an append and its line.
-            assert last - told.pop(ledger_id, -1) in {0, 1}
-            assert set(store.ledgers.read(ledger_id, 0, last + 1)) <= {b"%d of %d" % (ledger_id, ledger_id)}
-    assert told == {}

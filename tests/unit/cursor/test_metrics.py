@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import sys
 import threading
 from contextlib import contextmanager
@@ -14,10 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ackstate import (
-    BrokerLimit,
     CursorClosedError,
     CursorConfig,
-    DispatchGate,
     GateLimits,
     LedgerMap,
     ManagedCursor,
@@ -25,8 +22,6 @@ from ackstate import (
     Message,
     Position,
     Start,
-    Subscription,
-    SubscriptionType,
     Topics,
     TopicSettings,
 )
@@ -152,17 +147,6 @@ def test_a_cursor_alone_is_exported_until_its_subscription_is():
     assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, 0)
 
 
-def test_metric_types_and_texts():
-    text = generate_latest(Scraped().registry).decode()
-    for family in text_string_to_metric_families(text):
-        is_counter = family.type == "counter"
-        if family.name.startswith("ackstate"):
-            assert re.fullmatch("[a-z_]+(?<!_count)", family.name)
-            assert is_counter == (f"{family.name}_total" in text)
-        else:
-            assert family.type == "gauge" or family.name == "pulsar_out_messages"
-
-
 def test_names_are_written_as_pulsar_writes_them():
     scraped, cursors = Scraped(), [open_cursor() for _ in range(4)]
     labels = [
@@ -254,18 +238,6 @@ def test_of_the_consumers_at_their_limit_the_one_closed_longest_is_reported():
     assert scraped.value("ackstate_subscription_blocks_total", rule) == 2
 
 
-def test_the_limit_of_the_broker_blocks():
-    topic = NumberedTopic()
-    cursor = ManagedCursor.open(topic.log.store, topic="t", subscription="x", ledgers=topic.log.ledgers, now_ms=0)
-    gate = DispatchGate(GateLimits(), broker=BrokerLimit(2, blocked_share=0.5))
-    subscription = Subscription(topic.log, cursor, gate=gate)
-    topic.publish(9)
-    for now_ms in (1_000, 2_000):
-        subscription.dispatch("a", 9, now_ms=now_ms)
-    scraped = Scraped(subscription)
-    assert (scraped.value(SINCE, Rule.BROKER_UNACKED_MESSAGES), scraped.value(BLOCKED_AS_PULSAR)) == (1, 1)
-
-
 def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
     store, settings = MemoryStore(), TopicSettings(limits=GateLimits(max_unacked_ranges=2))
     with Topics(store) as topics:
@@ -277,11 +249,6 @@ def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():
     assert [reason.since_ms for reason in restarted.why_blocked()] == [7_000]
     scraped = Scraped(restarted)
     assert (scraped.value(BLOCKED, Rule.UNACKED_RANGES), scraped.value(SINCE, Rule.UNACKED_RANGES)) == (1, 7)
-
-
-def test_a_subscription_without_limits_has_no_rules():
-    scraped = Scraped(NumberedTopic(SubscriptionType.EXCLUSIVE).subscription)
-    assert (scraped.value(BLOCKED, Rule.UNACKED_MESSAGES), scraped.value(UNACKED)) == (None, 0)
 
 
 # The oldest message, and all topics

@@ -301,20 +301,6 @@ def test_a_log_that_is_trimmed_while_it_is_found(topic):
     assert list(MessageLog.find(TrimmedMeanwhile(store), topic="t").ledgers) == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
-def test_a_ledger_that_begins_after_a_trim_in_doubt_completes_it(topic, kind):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[20])
-    store.inject(Fault(store.mutation_count, kind))
-    with pytest.raises(StoreError):
-        trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    store.forget_faults()
-    publish(log, 1)
-    assert decode_log_record(store.metadata.get(log_path("t")).data).first_ledger_id == 4
-    assert opened(store).ledgers.counts() == log.ledgers.counts()
-    assert list(log.ledgers)[:3] == ids_on_disk(store)[:3] == [4, 5, 6]  # the open deleted the rest
-
-
 @pytest.mark.parametrize("failing", range(3))
 def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, failing):
     store, log, cursor, positions = topic

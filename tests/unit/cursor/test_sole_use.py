@@ -44,17 +44,6 @@ def opened():
     return store, MessageLog.open(store, topic="t", entries_per_ledger_max=1)
 
 
-def test_two_publishes_at_once(monkeypatch):
-    store, log = opened()
-    elsewhere = Elsewhere(monkeypatch, store.ledgers, "append")
-    elsewhere.starts(log.publish, [Message(b"first")])
-    with pytest.raises(RuntimeError, match="publish of topic 't' is used by two threads at once"):
-        log.publish([Message(b"second")])
-    elsewhere.ends()
-    (position,) = log.publish([Message(b"third")])
-    assert [message.payload for message in log.read([(1, 0), position])] == [b"first", b"third"]
-
-
 def test_a_publish_while_the_log_is_trimmed(monkeypatch):
     store, log = opened()
     for _ in range(3):

@@ -164,19 +164,6 @@ def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
         stored_subscriptions(closed, TOPIC)
 
 
-def test_the_owner_of_a_cursor_may_delete_or_replace_it_meanwhile():
-    """A name is listed before its record is read."""
-    store = MemoryStore()
-    log = MessageLog.open(store, topic=TOPIC)
-    log.publish([Message(b"")])
-    opened(store, acked=1, ledgers=log.ledgers)
-    names = store.ledgers.owners()
-    for ledger_id in store.ledgers.owned_by(cursor_owner(PATH)):
-        store.ledgers.delete(ledger_id)
-    store.metadata.delete(PATH, expected_version=store.metadata.get(PATH).version)
-    assert listed(store, owners=names) == []
-
-
 class Counted:
     """Counts the calls of a part of a store."""
 

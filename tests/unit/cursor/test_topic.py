@@ -147,6 +147,13 @@ def test_a_message_without_a_publish_time_is_published_now(topic):
     assert [message.publish_time_ms for message in topic.log.read([first, second])] == [9, 3]
 
 
+def test_a_subscription_closed_by_itself_is_opened_again(topic):
+    billing = topic.subscribe("billing", now_ms=0)
+    billing.close(now_ms=1)
+    assert not topic.subscriptions
+    assert topic.subscribe("billing", now_ms=2) is not billing
+
+
 def test_delayed_messages_are_held_once_for_all_subscriptions(store, delay_index):
     topic = Topic.open(store, "orders", settings=TopicSettings(delay_index=delay_index), now_ms=0)
     billing, audit = (topic.subscribe(name, now_ms=0) for name in ("billing", "audit"))
@@ -250,13 +257,6 @@ def test_a_subscription_that_cannot_persist_keeps_its_topic_open(store, topic):
     topic.unsubscribe("lost", now_ms=4)
     topic.close(now_ms=5)
     assert topic.is_closed
-
-
-def test_a_subscription_closed_by_itself_is_opened_again(topic):
-    billing = topic.subscribe("billing", now_ms=0)
-    billing.close(now_ms=1)
-    assert not topic.subscriptions
-    assert topic.subscribe("billing", now_ms=2) is not billing
 
 
 def test_unsubscribing_leaves_nothing_and_wakes_waiters(store, topic):
