@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import queue
 import random
+import sys
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from ackstate import ConsumerClosedError, CursorConfig, ManagedCursor, MemoryStore, StoreError, Subscription
+from ackstate import (
+    ConsumerClosedError,
+    CursorConfig,
+    ManagedCursor,
+    MemoryStore,
+    Start,
+    StoreError,
+    Subscription,
+    Topics,
+    TopicSettings,
+)
 from ackstate.dispatch import AckRefusedError
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.message import Message
 from ackstate.topic import MessageLog
+from ackstate.topic.log import SoleUse
 
 LIMIT = 1_024
 MESSAGES = 1_500
@@ -214,3 +227,175 @@ def test_threads_pass_no_limit_lose_no_wake_up_and_finish(limits, become_old_s, 
     assert min(counts.values()) > 3, f"too seldom closed to tell much: {counts}"
     assert workers.persist_failures > 0
     assert workers.samples > MESSAGES
+
+
+TOPIC_MESSAGES = 2_000
+
+
+class ThreadedTopic:
+    """One publisher, a thread that dispatches and one that acks for each subscription; others persist and scrape."""
+
+    def __init__(self):
+        settings = TopicSettings(entries_per_ledger_max=100, cursor=CursorConfig(flush_interval_ms=0))
+        self.topics = Topics(MemoryStore(), settings=settings)
+        self.topic = self.topics.open("t", now_ms=0)
+        # Rule 1: publishes, trims and the calls of subscriptions come one after the other.
+        self.alone = threading.Lock()
+        self.persisting = threading.Lock()  # no trim during a persist
+        self.is_published = False
+        self.sent = {f"s{number}": Counter() for number in range(3)}
+        for name in self.sent:
+            self.topic.subscribe(name, start=Start.EARLIEST, now_ms=0)
+        self.errors = []
+
+    def run(self):
+        jobs = [self.publish, self.persist, self.scrape, *(job for name in self.sent for job in self.consumer(name))]
+        threads = [threading.Thread(target=self.guarded, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not self.errors
+        assert not any(thread.is_alive() for thread in threads)
+
+    def guarded(self, job):
+        try:
+            job()
+        except Exception as error:
+            self.errors.append(error)
+            self.is_published = True
+
+    def publish(self):
+        chance = random.Random(1)
+        left = TOPIC_MESSAGES
+        while left:
+            count = min(left, chance.randint(1, 30))
+            with self.alone:
+                self.topic.publish([Message(b"%d" % number) for number in range(left, left - count, -1)], now_ms=0)
+            left -= count
+        self.is_published = True
+
+    def persist(self):
+        while not self.is_over():
+            with self.persisting:
+                self.topics.tick(now_ms=0)
+            with self.alone, self.persisting:
+                self.topics.trim(now_ms=0)
+
+    def scrape(self):
+        """Read all numbers without a lock, as the thread of an HTTP server does."""
+        while not self.is_over():
+            for each in self.topic.subscriptions.values():
+                assert 0 <= each.stats().cursor.backlog <= TOPIC_MESSAGES
+
+    def consumer(self, name):
+        subscription, received = self.topic.subscriptions[name], []
+        chance = random.Random(name)
+
+        def dispatch():
+            subscription.consumer_opened("ann")
+            while sum(self.sent[name].values()) < TOPIC_MESSAGES and not self.errors:
+                with self.alone:
+                    subscription.add_permits("ann", 20)
+                    sent = subscription.dispatch_all(now_ms=0)
+                for _, deliveries in sent.deliveries:
+                    self.sent[name].update(each.message.payload for each in deliveries)
+                    received.extend(each.position for each in deliveries)
+
+        def ack():
+            acked = 0
+            while acked < TOPIC_MESSAGES and not self.errors:
+                if received:
+                    with self.alone:
+                        subscription.ack(received.pop(chance.randrange(len(received))), now_ms=0)
+                    acked += 1
+
+        return dispatch, ack
+
+    def is_over(self):
+        is_acked = all(each.cursor.backlog == 0 for each in self.topic.subscriptions.values())
+        return self.errors or (self.is_published and is_acked)
+
+
+@pytest.mark.slow
+def test_threads_that_keep_the_rules_lose_nothing():
+    broker = ThreadedTopic()
+    broker.run()
+    for name, subscription in broker.topic.subscriptions.items():
+        assert set(broker.sent[name].values()) == {1}
+        assert len(broker.sent[name]) == TOPIC_MESSAGES
+        subscription.check_invariants()
+        assert subscription.unacked_messages == 0
+    broker.topics.tick(now_ms=0)
+    broker.topics.trim(now_ms=0)
+    assert len(list(broker.topic.log.ledgers)) == 1
+
+
+class HeldUp(threading.Thread):
+    """A thread that holds up one call of a store until it is told to go on."""
+
+    def __init__(self, monkeypatch, ledgers, name, call):
+        super().__init__(target=call)
+        self.reached, self.passable, held_up = threading.Event(), threading.Event(), getattr(type(ledgers), name)
+
+        def slow(*args, **named):
+            if threading.current_thread() is self:
+                self.reached.set()
+                assert self.passable.wait(10)
+            return held_up(*args, **named)
+
+        monkeypatch.setattr(type(ledgers), name, slow)
+        self.start()
+        assert self.reached.wait(10)
+
+    def end(self):
+        self.passable.set()
+        self.join()
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_publish_or_a_dispatch_while_the_log_changes_is_refused_and_changes_nothing(monkeypatch, is_trimmed):
+    log = MessageLog.open(MemoryStore(), topic="t", entries_per_ledger_max=1)
+    cursor = ManagedCursor.open(log.store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
+    subscription = Subscription(log, cursor)
+    for _ in range(3):
+        log.publish([Message(b"x")])
+    subscription.ack_cumulative(log.ledgers.last_confirmed, now_ms=0)
+    subscription.add_permits("ann", 9)
+    calls = [lambda: log.publish([Message(b"refused")])]
+    if is_trimmed:
+        log.publish([Message(b"y")])
+        calls += [lambda: subscription.dispatch_all(now_ms=0), lambda: subscription.dispatch("ann", 1, now_ms=0)]
+        other = HeldUp(monkeypatch, log.store.ledgers, "delete", lambda: log.trim(3))
+    else:
+        other = HeldUp(monkeypatch, log.store.ledgers, "append", lambda: log.publish([Message(b"y")]))
+    for call in calls:
+        with pytest.raises(RuntimeError, match="of topic 't' is used by two threads at once"):
+            call()
+    other.end()
+    log.publish([Message(b"z")])
+    ((_, sent),) = subscription.dispatch_all(now_ms=0).deliveries
+    assert [each.message.payload for each in sent] == [b"y", b"z"]
+
+
+def test_threads_that_only_check_do_not_refuse_each_other():
+    use, refused = SoleUse("the thing"), []
+
+    def check():
+        try:
+            for _ in range(20_000):
+                use.check()
+        except RuntimeError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=check) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not refused
