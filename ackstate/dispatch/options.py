@@ -248,11 +248,7 @@ def check_parts(
 ) -> None:
     """Refuse parts that no subscription can be made of, and those that its type would not use."""
     if not isinstance(kind, SubscriptionType):
-        meant = [
-            each for each in SubscriptionType if str(kind).casefold() in {each.value.casefold(), each.name.casefold()}
-        ]
-        hint = f": use {meant[0]}" if meant else f": use one of {', '.join(map(str, SubscriptionType))}"
-        raise TypeError(f"kind must be a SubscriptionType, got {kind!r}{hint}")
+        raise TypeError(f"kind must be a SubscriptionType, such as {SubscriptionType.SHARED}, got {kind!r}")
     if gate is not None and not isinstance(gate, DispatchGate):
         raise TypeError(f"gate must be a DispatchGate, got {gate!r}")
     if delays is not None and not callable(getattr(delays, "scheduled_messages", None)):

@@ -183,18 +183,6 @@ def test_a_group_is_not_closed_while_a_call_is_about_to_join_it(store):
     assert (first.result(), second.result()) == (0, 0)
 
 
-def test_a_reader_does_not_see_what_is_not_committed(store):
-    ledger_id = store.ledgers.create("billing")
-    commits = Commits(store)
-    writer = Caller(append_to(store, ledger_id))
-    assert commits.begun.wait(PATIENCE_S)
-    reader = Caller(lambda: store.ledgers.last(ledger_id))
-    reader.join(0.05)
-    assert reader.is_alive()
-    commits.go_on.set()
-    assert (writer.result(), reader.result()) == (0, 0)
-
-
 # Errors of all calls, and errors of one
 
 

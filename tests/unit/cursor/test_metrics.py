@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
-from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import pytest
@@ -304,55 +301,6 @@ def test_all_subscriptions_of_topics_are_exported_also_later_ones():
     del topics, orders, billing
     gc.collect()
     assert unacked() == {("t", "s"): 7}
-
-
-@contextmanager
-def working(*jobs):
-    """Run jobs again and again in threads, which change over often."""
-
-    def work(job):
-        try:
-            while not stop.is_set():
-                job()
-        except Exception as error:
-            failures.append(error)
-
-    stop, failures, interval_s = threading.Event(), [], sys.getswitchinterval()
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-    sys.setswitchinterval(1e-5)
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval_s)
-    assert not failures
-
-
-@pytest.mark.slow
-def test_acks_and_scrapes_and_reopens_at_once():
-    """Every scrape is whole and of one instant, whatever other threads do."""
-
-    def job(name):
-        cursor = open_cursor(name)
-        scraped.add(cursor, topic=ORDERS, subscription=name)
-        for entry_id in range(1, 200, 2):
-            cursor.ack(Position(3, entry_id), now_ms=0)
-
-    scraped, seen = Scraped(), set()
-    with working(lambda: job("a"), lambda: job("b")):
-        for _ in range(100):
-            samples = scraped.samples()
-            assert samples["ackstate_cursors_unreadable", frozenset()] == 0
-            for (name, key), ranges in samples.items():
-                if name == "ackstate_cursor_ranges":
-                    # Alone and unwritten, each range is one message.
-                    assert samples[AT_RISK, key | {("cause", "unwritten")}] == ranges
-                    seen.add(ranges)
-    assert len(seen) > 10
 
 
 # Publishes and backlogs

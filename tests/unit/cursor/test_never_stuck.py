@@ -64,18 +64,6 @@ class Story(NumberedTopic):
 # Four bugs in the limits of Kafka's share groups: KAFKA-19245, 19555, 17210, 19227.
 
 
-def test_a_limit_smaller_than_one_fetch_lets_two_consumers_work_in_parallel():
-    """200 record locks were fewer than one fetch of 500, so a second consumer never got any."""
-    story = Story(max_unacked_messages=200, max_unacked_messages_per_consumer=90)
-    story.publish(500)
-    assert story.dispatch("a", 500) == [*range(90)]
-    assert story.dispatch("b", 500) == [*range(90, 180)]
-    story.ack(*range(45))
-    assert story.dispatch("a", 500) == [*range(180, 225)]
-    story.ack(*range(90, 135))
-    assert story.dispatch("b", 500) == [*range(225, 270)]
-
-
 @pytest.mark.parametrize(
     "limits",
     [

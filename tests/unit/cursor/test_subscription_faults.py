@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import pytest
 
 from ackstate import (
-    ConsumerBusyError,
     CursorConfig,
     DeadLetterPolicy,
-    ManagedCursor,
     Message,
     Position,
     StoreError,
-    Subscription,
     SubscriptionType,
 )
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.explain import HoleReason
 from ackstate.dispatch.messages import ReplayQueue, Waiting
-from ackstate.limits import DispatchGate, GateLimits, Rule
+from ackstate.limits import Rule
 from topics import NumberedTopic
 
 KEY_SHARED, EXCLUSIVE = SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE
@@ -110,35 +106,6 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
     assert topic.subscription.next_wake_ms is None
 
 
-def test_a_subscription_that_is_opened_above_its_limit_says_so_before_anybody_asks():
-    topic = NumberedTopic()
-    topic.publish(20)
-    topic.dispatch()
-    topic.ack(*range(1, 20, 2))
-    topic.subscription.close(now_ms=0)
-    cursor = ManagedCursor.open(topic.log.store, topic="t", subscription="s", ledgers=topic.log.ledgers, now_ms=0)
-    again = Subscription(topic.log, cursor, gate=DispatchGate(GateLimits(max_unacked_ranges=5)))
-    assert [(reason.rule, reason.used) for reason in again.why_blocked()] == [(RANGES, 10)]
-
-
-def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
-    topic.publish(300)
-    topic.dispatch("a", 40)
-    topic.ack(*range(1, 40, 2))
-    topic.cursor.persist(now_ms=0)  # filling those holes in the durable acks would add to the un-persisted ones
-    sent = topic.dispatch("a", 300)
-    topic.ack(*sent[1::2])
-    assert topic.dispatch("a", 1) == []
-    (reason,) = topic.subscription.why_blocked(top=100)
-    freed = {hole.first: amount for hole, amount in zip(reason.releases, reason.frees, strict=True)}
-    assert set(freed) == {topic.positions[number] for number in sent[2::2]}
-    before = topic.cursor.view.unpersisted_record_bytes
-    first = next(iter(freed))
-    topic.subscription.ack(first, now_ms=0)
-    assert before - topic.cursor.view.unpersisted_record_bytes == freed[first]
-
-
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
 def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, caplog):
     topic = NumberedTopic(kind)
@@ -222,32 +189,6 @@ def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
     assert "no owner is there" in caplog.text
     assert topic.subscription._consumers._holders == {}
     assert topic.dispatch() == [1]
-
-
-def test_numbers_are_read_while_others_work():
-    topic = NumberedTopic(SubscriptionType.FAILOVER)
-    failures, seen = [], set()
-
-    def churn():
-        for number in range(300):
-            with contextlib.suppress(ConsumerBusyError):
-                topic.subscription.consumer_opened(f"c{number % 7}")
-            topic.subscription.consumer_closed(f"c{number % 5}")
-
-    def look():
-        try:
-            while churning.is_alive():
-                seen.add(topic.subscription.active_consumer)
-                assert topic.subscription.next_wake_ms is None
-        except RuntimeError as error:
-            failures.append(error)
-
-    churning = threading.Thread(target=churn)
-    looking = threading.Thread(target=look)
-    churning.start(), looking.start()
-    churning.join(), looking.join()
-    assert failures == []
-    assert seen <= {None, *(f"c{number}" for number in range(7))}
 
 
 def test_a_failed_round_holds_no_key(monkeypatch):

@@ -147,10 +147,8 @@ def test_parts_of_another_type_are_refused_and_nothing_of_them_is_used_up(log):
     cursor, gate = cursor_of(log), DispatchGate(GateLimits())
     index = TopicDelayIndex(tick_time_ms=10).open_view(cursor.is_acked)
     wrong = [
-        *(({"kind": each.value}, TypeError, f"kind must be a SubscriptionType, got '{each.value}': use {each}$")
-          for each in SubscriptionType),
-        *(({"kind": bad}, TypeError, r"kind must be .*: use one of SubscriptionType\.EXCLUSIVE, .*KEY_SHARED")
-          for bad in ("exclusiv", None, 1, b"Shared")),
+        *(({"kind": bad}, TypeError, "kind must be a SubscriptionType, such as ")
+          for bad in ("Shared", "exclusiv", None, 1, b"Shared")),
         *(({"kind": kind, name: part}, ValueError, f"{name} must be None for a subscription of type {kind.value}, got ")
           for kind in (EXCLUSIVE, SubscriptionType.FAILOVER) for name, part in (("gate", gate), ("delays", index))),
         *(({name: bad}, TypeError, f"{name} must be a ")

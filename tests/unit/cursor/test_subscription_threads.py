@@ -29,6 +29,7 @@ from ackstate import (
 from ackstate.dispatch import AckRefusedError
 from ackstate.limits import DispatchGate, GateLimits, Rule
 from ackstate.message import Message
+from ackstate.metrics import CursorCollector
 from ackstate.topic import MessageLog
 from ackstate.topic.log import SoleUse
 
@@ -284,9 +285,12 @@ class ThreadedTopic:
 
     def scrape(self):
         """Read all numbers without a lock, as the thread of an HTTP server does."""
+        collector = CursorCollector()
+        collector.add_topics(self.topics)
         while not self.is_over():
-            for each in self.topic.subscriptions.values():
-                assert 0 <= each.stats().cursor.backlog <= TOPIC_MESSAGES
+            families = {family.name: [sample.value for sample in family.samples] for family in collector.collect()}
+            assert families["ackstate_cursors_unreadable"] == [0]
+            assert all(0 <= backlog <= TOPIC_MESSAGES for backlog in families["pulsar_subscription_back_log"])
 
     def consumer(self, name):
         subscription, received = self.topic.subscriptions[name], []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from ackstate import (
@@ -12,7 +10,6 @@ from ackstate import (
     ManagedCursor,
     MemoryStore,
     Message,
-    Position,
     Start,
     StoreError,
     Topics,
@@ -37,23 +34,6 @@ def publish(topic, count=10):
 def ack_all(topic, name, *, now_ms=0):
     topic.subscriptions[name].clear_backlog(now_ms=now_ms)
     topic.tick(now_ms=now_ms)
-
-
-def test_ledgers_go_when_the_last_subscription_has_left_them_durably():
-    topics = opened()
-    topic = topics.open("t", now_ms=0)
-    for name in "ab":
-        topic.subscribe(name, start=Start.EARLIEST, now_ms=0)
-    for _ in range(4):
-        publish(topic)
-    assert topics.trim(now_ms=0) == 0
-    ack_all(topic, "a")
-    assert topics.trim(now_ms=0) == 0
-    topic.subscriptions["b"].clear_backlog(now_ms=0)
-    assert topics.trim(now_ms=0) == 0  # in memory only
-    topic.tick(now_ms=0)
-    assert topics.trim(now_ms=0) == 3
-    assert len(list(topic.log.ledgers)) == 1
 
 
 def test_a_subscription_that_is_not_open_holds_the_log_and_no_one_looks_again_for_a_minute():
@@ -249,28 +229,3 @@ def test_a_trim_keeps_what_another_owner_of_an_open_subscription_needs():
     assert topic.backlog_report().held_from == positions[15]
     assert topic.trim(now_ms=0) == 1
     assert next(iter(topic.log.ledgers)) == positions[15].ledger_id
-
-
-def test_the_sizes_of_ledgers_from_one_on_are_those_of_the_list():
-    random = Random(1)
-    topic = opened().open("t", now_ms=0)
-    log = topic.log
-    for _ in range(300):
-        log.publish([Message(bytes(random.randrange(9))) for _ in range(random.randrange(3))])
-        match random.randrange(6):
-            case 0:
-                log.end_ledger()
-            case 1:
-                log.sizes.forget(random.choice(list(log.ledgers)))
-            case 2:
-                log.trim(random.choice(list(log.ledgers)) if random.random() < 0.3 else 0)
-            case _:
-                first = random.choice(list(log.ledgers))
-                expected = sum(16 + len(each.payload) for each in all_messages(log, first))
-                assert log.sizes.from_ledger(first) == expected
-                assert log.sizes.whole == sum(map(log.sizes.of, log.ledgers))
-
-
-def all_messages(log, first):
-    counts = log.ledgers.counts().items()
-    return log.read([Position(ledger, entry) for ledger, count in counts if ledger >= first for entry in range(count)])
