@@ -140,6 +140,9 @@ def test_a_refused_subscribe_changes_nothing(store, topic):
             topic.subscribe(name, now_ms=0)
     assert store.mutation_count == before
     assert not topic.subscriptions
+    topic.subscribe("s", now_ms=0)
+    with pytest.raises(TypeError, match="kind must be a SubscriptionType"):  # also if it is open
+        topic.subscribe("s", kind="Exclusive", now_ms=0)
 
 
 def test_a_message_without_a_publish_time_is_published_now(topic):
@@ -358,8 +361,8 @@ def test_a_crash_while_a_topic_is_deleted_leaves_one_that_opens_or_none(kind):
 
 def test_wrong_settings_are_refused():
     for wrong in (
-        {"entries_per_ledger_max": 0}, {"delay_index": 1_000}, {"cursor": None}, {"limits": 3}, {"broker_limit": 3},
-        {"policies": {}},
+        {"entries_per_ledger_max": 0}, {"bytes_per_ledger_max": 0}, {"ledger_rollover_ms": -1},
+        {"delay_index": 1_000}, {"cursor": None}, {"limits": 3}, {"broker_limit": 3}, {"policies": {}},
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             TopicSettings(**wrong)
