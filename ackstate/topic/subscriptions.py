@@ -22,7 +22,7 @@ from ackstate.topic_name import check_name
 from ackstate.wire import native
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ackstate.cursor.recovery import StoredCursor
     from ackstate.dispatch.options import ReadableLog
@@ -59,7 +59,6 @@ def stored_subscriptions(
     topic: str,
     *,
     ledgers: LedgerMap | None = None,
-    owners: Iterable[str] | None = None,
     besides: Collection[str] = (),
 ) -> list[StoredSubscription]:
     """Return the subscriptions of a topic, sorted by name, those that cannot be read too.
@@ -70,7 +69,6 @@ def stored_subscriptions(
         store: Where.
         topic: The name of the topic; a topic without subscriptions, or an unknown one, has none.
         ledgers: Those of the topic's message log, if the caller has it open. By default, reads them from the store.
-        owners: ``store.ledgers.owners()``, if the caller lists many topics and so reads it once for all of them.
         besides: The names of subscriptions that are left out, and not read.
 
     Raises:
@@ -78,22 +76,21 @@ def stored_subscriptions(
         CorruptStateError: The names of the subscriptions, or the message log's ledgers, cannot be read.
         StoreError: The storage failed.
 
-    Complexity: O(size of the topic's journals) and, without `owners`, O(ledgers of the store).
+    Complexity: O(size of the topic's journals + ledgers of the store).
     """
     check_name("topic", topic)
     if ledgers is None:
         ledgers = message_log_ledgers(store, topic)
-    paths = subscription_paths(store, topic, owners=owners)
+    paths = subscription_paths(store, topic)
     found = (_read(store, path, ledgers) for path in paths if subscription_name(path) not in besides)
     return sorted((each for each in found if each is not None), key=lambda each: each.name)
 
 
-def subscription_paths(store: Store, topic: str, *, owners: Iterable[str] | None = None) -> set[str]:
+def subscription_paths(store: Store, topic: str) -> set[str]:
     """Return the metadata paths of all subscriptions of a topic, also of those that a crash has left parts of."""
     above = f"{ROOT}/{quote(topic, safe='')}"
     prefix = cursor_owner(f"{above}/")
-    owners = store.ledgers.owners() if owners is None else owners
-    owning = {owner.removeprefix(prefix) for owner in owners if owner.startswith(prefix)}
+    owning = {owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix)}
     return {f"{above}/{name}" for name in (*names_below(store, above), *owning) if name and "/" not in name}
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from types import SimpleNamespace
-
 import pytest
 
 from ackstate import (
@@ -127,7 +124,7 @@ def test_one_that_cannot_be_read_is_listed_with_its_problem(damage):
     opened(store, acked=3, ledgers=log.ledgers)
     opened(store, "t", acked=3, ledgers=log.ledgers)
     damage(store.disk)
-    for options in ({}, {"ledgers": log.ledgers}, {"owners": store.ledgers.owners()}):
+    for options in ({}, {"ledgers": log.ledgers}):
         first, other = listed(store, **options)
         assert first[:4] == ("s", None, None, {})
         assert isinstance(first.problem, UnreadableCursorError)
@@ -162,29 +159,3 @@ def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
     closed.close()
     with pytest.raises(StoreError, match="closed"):
         stored_subscriptions(closed, TOPIC)
-
-
-class Counted:
-    """Counts the calls of a part of a store."""
-
-    def __init__(self, part, calls):
-        self._part, self._calls = part, calls
-
-    def __getattr__(self, name):
-        self._calls[name] += 1
-        return getattr(self._part, name)
-
-
-def test_a_list_of_many_topics_reads_each_subscription_once_and_lists_no_ledgers_of_it():
-    store = MemoryStore()
-    logs = {f"topic {number}": MessageLog.open(store, topic=f"topic {number}") for number in range(20)}
-    for topic, log in logs.items():
-        for number in range(10):
-            opened(store, str(number), topic=topic, ledgers=log.ledgers)
-
-    calls = Counter()
-    counting = SimpleNamespace(ledgers=Counted(store.ledgers, calls), metadata=Counted(store.metadata, calls))
-    owners = store.ledgers.owners()
-    for topic, log in logs.items():
-        assert len(stored_subscriptions(counting, topic, ledgers=log.ledgers, owners=owners)) == 10
-    assert calls == {"children": 20, "get": 200, "last": 200, "read": 200}

@@ -106,6 +106,24 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
     assert topic.subscription.next_wake_ms is None
 
 
+def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
+    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
+    topic.publish(300)
+    topic.dispatch("a", 40)
+    topic.ack(*range(1, 40, 2))
+    topic.cursor.persist(now_ms=0)  # filling those holes in the durable acks would add to the un-persisted ones
+    sent = topic.dispatch("a", 300)
+    topic.ack(*sent[1::2])
+    assert topic.dispatch("a", 1) == []
+    (reason,) = topic.subscription.why_blocked(top=100)
+    freed = {hole.first: amount for hole, amount in zip(reason.releases, reason.frees, strict=True)}
+    assert set(freed) == {topic.positions[number] for number in sent[2::2]}
+    before = topic.cursor.view.unpersisted_record_bytes
+    first = next(iter(freed))
+    topic.subscription.ack(first, now_ms=0)
+    assert before - topic.cursor.view.unpersisted_record_bytes == freed[first]
+
+
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, KEY_SHARED])
 def test_a_message_that_cannot_be_read_holds_nobody_up_and_is_not_acked(kind, caplog):
     topic = NumberedTopic(kind)
