@@ -406,35 +406,22 @@ def test_a_ledger_of_unknown_time_is_kept_from_when_it_is_seen_first(kind):
     assert trimmed_to(each, now_ms=opened_ms + 1_000) == [later]
 
 
-def test_without_a_time_of_publishes_and_opens_the_first_trim_counts():
+@pytest.mark.parametrize(
+    ("times_ms", "left"),
+    [
+        # Without a time of publishes and opens the first trim counts; a publish without one is not as old as the last.
+        ([None] * 30, {0: 3, 999: 3, 1_000: 1}),
+        ([70 * number for number in range(9)] + [None, 700], {1_699: 2, 1_700: 1}),
+        # A clock that went back deletes nothing early, keeps nothing for long, and makes no ledger older.
+        ([0] * 15 + [YEAR_MS] + [0] * 15, {500: 4, 1_000: 3, 1_500: 1}),
+        ([0] * 9 + [-NOW_MS, 0], {999: 2, 1_000: 1}),
+    ],
+)
+def test_a_ledger_is_as_old_as_its_latest_publish_can_be(times_ms, left):
     log = opened(MemoryStore())
-    for _ in range(30):
-        log.publish([Message(b"x", publish_time_ms=1)])
-    assert len(trimmed_to(log, now_ms=NOW_MS)) == 3
-    assert len(trimmed_to(log, now_ms=NOW_MS + 999)) == 3
-    assert len(trimmed_to(log, now_ms=NOW_MS + 1_000)) == 1
-
-
-def test_a_publish_without_a_time_is_not_as_old_as_the_one_before_it():
-    log = opened(MemoryStore())
-    for number in range(11):
-        log.publish([Message(b"x")], now_ms=None if number == 9 else NOW_MS + 70 * number)
-    assert len(trimmed_to(log, now_ms=NOW_MS + 1_699)) == 2
-    assert len(trimmed_to(log, now_ms=NOW_MS + 1_700)) == 1
-
-
-@pytest.mark.parametrize("is_reopened", [False, True])
-def test_a_clock_that_went_back_deletes_nothing_early_and_keeps_nothing_for_long(is_reopened):
-    store = MemoryStore()
-    log = opened(store)
-    for number in range(31):
-        log.publish([Message(b"x")], now_ms=NOW_MS + (YEAR_MS if number == 15 else 0))
-    if is_reopened:
-        log = MessageLog.open(MemoryStore(store.disk), topic="t", now_ms=NOW_MS)
-    one, two, three, four = log.ledgers
-    assert trimmed_to(log, now_ms=NOW_MS + 500) == [one, two, three, four]
-    assert trimmed_to(log, now_ms=NOW_MS + 1_000) == ([four] if is_reopened else [two, three, four])
-    assert trimmed_to(log, now_ms=NOW_MS + 1_500) == [four]
+    for time_ms in times_ms:
+        log.publish([Message(b"x", publish_time_ms=1)], now_ms=None if time_ms is None else NOW_MS + time_ms)
+    assert {now_ms: len(trimmed_to(log, now_ms=NOW_MS + now_ms)) for now_ms in left} == left
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FAIL_AFTER, FaultKind.FAIL_BEFORE])
@@ -487,26 +474,16 @@ def test_the_report_names_the_ledger_from_which_the_retention_keeps_the_log(topi
     assert "retention" not in str(backlog_report(log, NOTHING_KEPT, {}))
 
 
-STORES = {"memory": lambda path: MemoryStore(), "sqlite": SqliteStore}
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_a_topic_that_is_published_to_acked_and_trimmed_for_ever_needs_bounded_space(kind, tmp_path):
+def test_a_topic_that_is_published_to_acked_and_trimmed_for_ever_needs_bounded_space(tmp_path):
     """A hundred ledgers of 160 KiB; SQLite's write-ahead log takes up to 4 MiB of the space, and keeps it."""
     size_max = 0
-    with closing(STORES[kind](tmp_path / "store")) as store:
+    with closing(SqliteStore(tmp_path / "store")) as store:
         log = opened(store, entries_per_ledger_max=4)
         cursor = cursor_of(store, log)
         for _ in range(100):
             positions = log.publish([Message(b"x" * 40_960)] * 4)
             acked_up_to(cursor, positions[-1])
             trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-            size_max = max(size_max, bytes_of(store, tmp_path))
+            size_max = max(size_max, sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()))
         assert len(ids_on_disk(store)) == 1
-    assert size_max < {"memory": 200_000, "sqlite": 5_500_000}[kind]
-
-
-def bytes_of(store, path):
-    if isinstance(store, MemoryStore):
-        return sum(len(entry) for ledger in store.disk.ledgers.values() for entry in ledger.entries)
-    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    assert size_max < 5_500_000
