@@ -86,7 +86,7 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more exam
 	$(PYTEST) -m soak tests/system tests/model tests/unit
 	PYTHONPATH=.:tests $(JAVA) .venv/bin/python -P -m kills.plant
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
-	FUZZ_INPUTS=300000 $(PYTEST) tests/unit -k fuzz
+	FUZZ_INPUTS=300000 $(PYTEST) tests/unit/test_hostile_bytes.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
 
 bench: setup ## run every benchmarks/bench_*.py

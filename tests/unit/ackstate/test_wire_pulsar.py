@@ -1,4 +1,4 @@
-"""Pulsar's records there and back: against the protobuf runtime, against a plain set, and by hand."""
+"""Pulsar's records there and back: against the protobuf runtime, a plain set and by hand; limits and compression."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackstate import DeletedRanges, LedgerMap, Position
-from ackstate.batch_indexes import BatchIndexes
+from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
 from ackstate.wire.pulsar import (
     Compression,
     CursorInfo,
+    LimitRule,
     Limits,
+    MissingCodecError,
     PositionInfo,
     RangeForm,
     codec,
@@ -27,6 +28,7 @@ from ackstate.wire.pulsar import (
     decode_position_info,
     encode_cursor_info,
     encode_position_info,
+    limit_ranges,
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
 from ackstate.wire.pulsar import ranges as range_codec
@@ -79,38 +81,18 @@ cursor_infos = st.builds(
 )
 
 
-# There and back
-
-
-@pytest.mark.slow
-@given(position_infos)
-def test_a_position_info_goes_there_and_back_as_a_list(info):
-    assert decode_position_info(encode_position_info(info, form=RangeForm.LIST)) == info
-
-
-@pytest.mark.slow
-@given(position_infos, ranges_low)
-def test_a_position_info_goes_there_and_back_as_words(info, deleted):
-    info = replace(info, deleted=deleted)
-    assert decode_position_info(encode_position_info(info)) == info
-
-
-@given(cursor_infos)
-def test_a_cursor_info_goes_there_and_back(info):
-    assert decode_cursor_info(encode_cursor_info(info)) == info
+# There and back, and against the protobuf runtime.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", Compression)
 @given(info=cursor_infos)
 def test_a_compressed_cursor_info_goes_there_and_back(info, compression):
+    assert decode_cursor_info(encode_cursor_info(info)) == info
     info = replace(info, properties={}, cursor_properties={})
     encoded = encode_cursor_info(info, compression=compression, threshold_bytes=0)
     assert (compression is not Compression.NONE) == encoded.startswith(b"\x47\x78")
     assert decode_cursor_info(encoded) == info
-
-
-# Against the protobuf runtime
 
 
 def message_of(runs):
@@ -162,8 +144,14 @@ def test_a_long_list_is_written_and_read_as_the_runtime_does(runs):
 
 @pytest.mark.slow
 @given(position_infos, ranges_low, st.sampled_from(RangeForm))
-def test_the_runtime_reads_what_is_written(info, deleted, form):
-    message = messages.PositionInfo.FromString(encode_position_info(replace(info, deleted=deleted), form=form))
+def test_a_position_info_goes_there_and_back_and_the_runtime_reads_it(info, deleted, form):
+    assert decode_position_info(encode_position_info(info, form=RangeForm.LIST)) == info
+    with without_the_fast_road():
+        assert decode_position_info(encode_position_info(info, form=RangeForm.LIST)) == info
+    info = replace(info, deleted=deleted)
+    encoded = encode_position_info(info, form=form)
+    assert decode_position_info(encoded) == info
+    message = messages.PositionInfo.FromString(encoded)
     assert Position(message.ledger_id, message.entry_id) == info.position
     assert {each.name: each.value for each in message.properties} == info.properties
     assert [(each.position.entry_id, tuple(each.delete_set)) for each in message.batched_entry_deletion_index_info] == [
@@ -262,14 +250,6 @@ def without_the_fast_road():
         yield
 
 
-@pytest.mark.slow
-@given(position_infos)
-def test_both_roads_read_the_same(info):
-    encoded = encode_position_info(info, form=RangeForm.LIST)
-    with without_the_fast_road():
-        assert decode_position_info(encoded) == info
-
-
 @pytest.mark.parametrize("cut", range(12))
 def test_a_list_that_turns_unusual_is_read_to_its_end(cut):
     ranges = [((3, entry - 1), (3, entry)) for entry in range(0, 120, 2)]
@@ -290,22 +270,6 @@ def test_overlapping_runs_are_merged_before_they_are_added(runs):
     assert ranges_of((ledger, first, last + 1) for ledger, first, last in merged) == ranges_of(runs)
 
 
-@pytest.mark.slow
-def test_overlapping_ranges_across_many_ledgers_cost_no_more_than_their_ledgers():
-    counts = dict.fromkeys(range(1, 20_001), 1)
-    ledgers = LedgerMap.from_counts(counts)
-    asked = []
-    known = LedgerMap.ledgers_between
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LedgerMap, "ledgers_between", lambda *ids: asked.append(known(*ids)) or asked[-1])
-        record = bytes.fromhex("08001000") + b"".join(
-            written_range("usual", (1 + index, -1), (20_000 - index, 0)) for index in range(2_000)
-        )
-        deleted = decode_position_info(record, ledgers).deleted
-    assert len(deleted) == 20_000
-    assert sum(map(len, asked)) <= 20_000
-
-
 # By hand
 
 
@@ -323,13 +287,10 @@ def test_words_are_read_with_any_zero_words_behind_and_packed_or_not(form6):
     assert deleted == ranges_of([(3, 2, 3), (3, 5, 6)])
 
 
-def test_a_list_outranks_words():
+def test_a_list_outranks_words_and_a_ledger_whose_words_are_all_zero_is_none():
+    assert not decode_position_info(bytes.fromhex("08031000" + "320408031000")).deleted
     record = bytes.fromhex("08031000") + written_range("usual", (3, 6), (3, 7)) + bytes.fromhex("3206080310241000")
     assert str(decode_position_info(record).deleted) == "[(3:6..3:7]]"
-
-
-def test_a_ledger_whose_words_are_all_zero_is_none():
-    assert not decode_position_info(bytes.fromhex("08031000" + "320408031000")).deleted
 
 
 def test_of_what_comes_twice_the_last_counts():
@@ -339,12 +300,6 @@ def test_of_what_comes_twice_the_last_counts():
     assert info.position == Position(3, 0)
     assert info.properties == {"p": 2}
     assert dict(info.batch.items()) == {Position(3, 8): (6,)}
-
-
-def test_state_at_or_below_the_mark_delete_is_kept_as_read():
-    info = PositionInfo(Position(3, 9), ranges_of([(2, 0, 4), (3, 5, 7)]), batch_of({Position(3, 2): [1]}))
-    for form in RangeForm:
-        assert decode_position_info(encode_position_info(info, form=form)) == info
 
 
 @pytest.mark.parametrize("idle_since_ms", [0, 1, 1_795_191_315_442, -1, 2**63 - 1, -(2**63)])
@@ -382,37 +337,141 @@ def test_unknown_fields_come_back_behind_all_others():
     assert encode_position_info(info) == known + unknown
 
 
-@pytest.mark.parametrize("unknown", [bytes.fromhex("0805"), bytes.fromhex("4a05"), b"\x07"])
-def test_unknown_fields_that_are_known_or_none_are_refused(unknown):
-    for encode in (
-        lambda: encode_position_info(PositionInfo(Position(3, 1), unknown=unknown)),
-        lambda: encode_cursor_info(CursorInfo(-1, unknown=unknown)),
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        *(
+            (lambda wrong=wrong, make=make: make(wrong), ValueError)
+            for wrong in (
+                {"properties": {"p": 2**63}}, {"properties": {"p": -(2**63) - 1}}, {"properties": {"\ud800": 1}},
+                {"unknown": bytes.fromhex("0805")}, {"unknown": bytes.fromhex("4a05")}, {"unknown": b"\x07"},
+            )
+            for make in (
+                lambda wrong: encode_position_info(PositionInfo(Position(3, 1), **wrong)),
+                lambda wrong: encode_cursor_info(CursorInfo(-1, **wrong)),
+            )
+        ),
+        (lambda: PositionInfo(Position(-1, -1)), ValueError),
+        (lambda: CursorInfo(-2), ValueError),
+        (lambda: CursorInfo(2**63), ValueError),
+        (lambda: CursorInfo(-1, Position(3, 2**32)), ValueError),
+        (lambda: Limits(range_count_max=-1), ValueError),
+        (lambda: Limits(batch_index_count_max=-1), ValueError),
+        (lambda: decode_position_info("text"), TypeError),
+    ],
+)  # fmt: skip
+def test_records_that_cannot_be_are_refused(call, error):
+    with pytest.raises(error):
+        call()
+
+
+# Limits
+
+ACKED = ranges_of([(1, 0, 2), (1, 4, 5), (2, 0, 5), (4, 7, 8), (5, 1, 3)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "form", "limit", "kept"),
+    [
+        (LimitRule.EXACT, RangeForm.LIST, 2, "[(1:-1..1:1],(1:3..1:4]]"),
+        (LimitRule.EXACT, RangeForm.WORDS, 3, "[(1:-1..1:1],(1:3..1:4],(2:-1..2:4]]"),
+        (LimitRule.EXACT, RangeForm.WORDS, 0, "[]"),
+        (LimitRule.PULSAR_4_2, RangeForm.LIST, 1, "[(1:-1..1:1],(1:3..1:4]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.LIST, 0, "[(1:-1..1:1]]"),
+        (LimitRule.PULSAR_5_0_M1, RangeForm.LIST, 1, "[(1:-1..1:1]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.LIST, 1, "[(1:-1..1:1]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.WORDS, 0, "[(1:-1..1:1],(1:3..1:4]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.WORDS, 2, "[(1:-1..1:1],(1:3..1:4]]"),
+        (LimitRule.PULSAR_4_2, RangeForm.WORDS, 3, "[(1:-1..1:1],(1:3..1:4],(2:-1..2:4]]"),
+        (LimitRule.PULSAR_5_0_M1, RangeForm.WORDS, 7, "[(1:-1..1:1],(1:3..1:4],(2:-1..2:4]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 3, "[(1:-1..1:1],(1:3..1:4]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 8, "[(1:-1..1:1],(1:3..1:4],(2:-1..2:4]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 9, "[(1:-1..1:1],(1:3..1:4],(2:-1..2:4],(4:6..4:7]]"),
+        # Nothing fits as words, so it is a list, and that has a limit of its own.
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 1, "[(1:-1..1:1]]"),
+        (LimitRule.PULSAR_5_0, RangeForm.WORDS, 2, "[(1:-1..1:1],(1:3..1:4]]"),
+    ],
+)
+def test_each_rule_keeps_what_it_says(rule, form, limit, kept):
+    limits = Limits(range_count_max=limit, rule=rule)
+    selection = limit_ranges(ACKED, form=form, limits=limits)
+    assert str(selection.kept) == kept
+    assert selection.excluded_count == len(ACKED) - len(selection.kept)
+    encoded = encode_position_info(PositionInfo(Position(0, 0), ACKED), form=form, limits=limits)
+    assert str(decode_position_info(encoded).deleted) == kept
+    if form is RangeForm.LIST:
+        record = encode_cursor_info(CursorInfo(-1, deleted=ACKED), limits=limits)
+        assert str(decode_cursor_info(record).deleted) == kept
+
+
+@pytest.mark.parametrize(("limit", "is_list"), [(2, True), (3, False)])
+def test_words_that_would_be_none_become_a_list(limit, is_list):
+    limits = Limits(range_count_max=limit, rule=LimitRule.PULSAR_5_0)
+    message = messages.PositionInfo.FromString(encode_position_info(PositionInfo(Position(0, 0), ACKED), limits=limits))
+    assert bool(message.individual_deleted_messages) == is_list
+    assert bool(message.individual_deleted_message_ranges) == (not is_list)
+
+
+@given(ranges_low, st.none() | st.integers(0, 40), st.sampled_from(LimitRule), st.sampled_from(RangeForm))
+def test_what_is_kept_is_a_copy_of_lowest_ranges(deleted, limit, rule, form):
+    kept, excluded_count = limit_ranges(deleted, form=form, limits=Limits(range_count_max=limit, rule=rule))
+    assert list(kept.runs()) == list(deleted.runs())[: kept.range_count]
+    assert excluded_count == len(deleted) - len(kept)
+    if limit is not None and rule is LimitRule.EXACT:
+        assert kept.range_count == min(limit, deleted.range_count)
+    before = deleted.copy()
+    kept.add_run(0, 0, 1_000)
+    assert deleted == before
+
+
+def test_batch_indexes_are_limited_from_below():
+    batch = batch_of({Position(3, entry): [7] for entry in (9, 2, 5)})
+    encoded = encode_position_info(PositionInfo(Position(3, 0), batch=batch), limits=Limits(batch_index_count_max=2))
+    assert [position.entry_id for position, _ in decode_position_info(encoded).batch.items()] == [2, 5]
+
+
+# Compression
+
+MANY = CursorInfo(-1, Position(3, 0), ranges_of((3, first, first + 1) for first in range(2, 4_000, 2)))
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_a_record_is_compressed_above_the_threshold_only(compression):
+    plain = encode_cursor_info(MANY)
+    assert encode_cursor_info(MANY, compression=compression, threshold_bytes=len(plain)) == plain
+    packed = encode_cursor_info(MANY, compression=compression, threshold_bytes=len(plain) - 1)
+    assert len(packed) < 0.6 * len(plain)
+    assert decode_cursor_info(packed) == MANY
+
+
+@pytest.mark.parametrize("having", [{"properties": {"p": 1}}, {"cursor_properties": {"p": "q"}}])
+def test_a_record_with_properties_is_never_compressed(having):
+    info = replace(MANY, **having)
+    assert encode_cursor_info(info, compression=Compression.LZ4, threshold_bytes=0) == encode_cursor_info(info)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_a_record_that_would_shrink_too_far_to_be_believed_stays_as_it_is(compression):
+    info = CursorInfo(-1, unknown=bytes.fromhex("4aa09c01") + bytes(20_000))
+    encoded = encode_cursor_info(info, compression=compression)
+    assert decode_cursor_info(encoded) == info
+    assert len(encoded) * 128 >= 20_000
+
+
+@pytest.mark.parametrize(
+    ("package", "compression"),
+    [("cramjam", Compression.LZ4), ("cramjam", Compression.SNAPPY), ("zstandard", Compression.ZSTD)],
+)
+def test_a_missing_package_says_what_to_install(monkeypatch, package, compression):
+    packed = encode_cursor_info(MANY, compression=compression)
+    monkeypatch.setitem(sys.modules, package, None)
+    for refused in (
+        lambda: encode_cursor_info(MANY, compression=compression),
+        lambda: decode_cursor_info(packed),
     ):
-        with pytest.raises(ValueError, match="unknown fields"):
-            encode()
-
-
-@pytest.mark.parametrize("wrong", [{"p": 2**63}, {"p": -(2**63) - 1}, {"\ud800": 1}])
-def test_properties_that_do_not_fit_are_refused(wrong):
-    with pytest.raises(ValueError):
-        encode_position_info(PositionInfo(Position(3, 1), properties=wrong))
-    with pytest.raises(ValueError):
-        encode_cursor_info(CursorInfo(-1, properties=wrong))
-
-
-def test_records_that_cannot_be_are_refused():
-    for wrong in (
-        lambda: PositionInfo(Position(-1, -1)),
-        lambda: CursorInfo(-2),
-        lambda: CursorInfo(2**63),
-        lambda: CursorInfo(-1, Position(3, 2**32)),
-        lambda: Limits(range_count_max=-1),
-        lambda: Limits(batch_index_count_max=-1),
-    ):
-        with pytest.raises(ValueError):
-            wrong()
-    with pytest.raises(TypeError):
-        decode_position_info("text")
+        with pytest.raises(MissingCodecError, match=r"ackstate\[compression\]"):
+            refused()
+    assert issubclass(MissingCodecError, AckStateError)
 
 
 # The generated classes
