@@ -1,17 +1,28 @@
 """A broker in plain sets: drives any tracker of delayed messages as a dispatcher does, and checks its answers.
 
 The oracle is `deliver_at_ms`, a dict, and for each subscription the messages that the tracker reported as waiting and
-has not handed out since. Acks, deliveries and the messages to be sent again are the driver's own.
+has not handed out since. Acks, deliveries and the messages to be sent again are the driver's own. Each kind of tracker
+defines by how much a message may be early and late, whether acked ones are omitted, and the state after a restart.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pyroaring import BitMap
 
-from ackstate import Position
-from ackstate.delay import BucketedDelayIndex, InMemoryDelayTracker
+from ackstate import MemoryStore, Position, StoreError
+from ackstate.delay import (
+    BucketedDelayIndex,
+    BucketRegistry,
+    DelayConfig,
+    InMemoryDelayTracker,
+    SnapshotStorage,
+    TopicDelayIndex,
+)
 from ackstate.delay.view import batches_from
 from ackstate.position_set import PositionSet
+from ackstate.stores.memory import PowerCutError
 
 NO_DELAY = -1
 LEDGER_ENTRIES = 4
@@ -120,6 +131,9 @@ class DelayDispatcher:
                 self.replay.add(position)
         if len(handed_out) < max_messages:
             self.check_none_is_late()
+        if kind.knows_acks and max_messages:
+            assert bool(handed_out) == is_available
+            assert not self.late() or not handed_out or min(self.late()) > handed_out[-1], "not the lowest"
         return handed_out
 
     def check_not_early(self, position):
@@ -128,10 +142,14 @@ class DelayDispatcher:
 
     def check_none_is_late(self):
         """After a poll that had room: the tracker no longer has messages that are due by more than the rounding."""
+        assert not self.late(), f"{self.late()} are due and were not handed out"
+
+    def late(self):
+        if self.broker.is_cut:
+            return []
         before_ms = self.clockwork.seen_ms - self.broker.kind.late_ms(self.clockwork)
         waiting = self.surely(self.waiting - self.acked)
-        late = [each for each in waiting if self.broker.deliver_at_ms[each] <= before_ms]
-        assert not late, f"{late} are due and were not handed out"
+        return [each for each in waiting if self.broker.deliver_at_ms[each] <= before_ms]
 
     def surely(self, waiting):
         """Omit messages that a cut-off view may have left to the reader, which reads them again."""
@@ -173,7 +191,8 @@ class DelayDispatcher:
         return count
 
     def seek(self, number):
-        self.tracker.clear()
+        while not is_cleared(self.tracker):
+            assert self.tracker.delayed_message_count == 0
         self.acked = set(self.broker.log[: max(number, self.broker.trimmed)])
         self.forget_reads()
 
@@ -221,13 +240,21 @@ class DelayDispatcher:
 class DelayBroker:
     """One topic with some subscriptions, and a clock that may run back."""
 
-    def __init__(self, kind, *, tick_ms=10, subscription_count=2, clock_ms=1_000):
-        self.kind, self.tick_ms, self.clock_ms = kind, tick_ms, clock_ms
+    def __init__(self, kind, *, tick_ms=10, subscription_count=2, clock_ms=1_000, **settings):
+        self.kind, self.tick_ms, self.clock_ms, self.settings = kind, tick_ms, clock_ms, settings
         self.log, self.deliver_at_ms = [], {}
         self.trimmed = self.fed_count = self.opened = 0
         self.store = self.index = None
         kind.start(self)
         self.dispatchers = [self.new_dispatcher() for _ in range(subscription_count)]
+
+    @property
+    def is_cut(self):
+        """Whether the power of its storage was cut: no segment can be loaded."""
+        try:
+            return bool(self.store and self.store.ledgers.owned_by("nobody"))
+        except PowerCutError:
+            return True
 
     def new_dispatcher(self):
         self.opened += 1
@@ -297,6 +324,7 @@ class DelayBroker:
             assert not dispatcher.replay, "sent once more at the end"
             assert not dispatcher.waiting - dispatcher.acked, "lost"
             assert dispatcher.tracker.delayed_message_count == 0
+        self.kind.check_at_end(self)
 
     def wait_for(self, dispatchers):
         times = [dispatcher.tracker.next_delivery_ms for dispatcher in dispatchers]
@@ -308,6 +336,218 @@ class DelayBroker:
         self.clock_ms = max(self.clock_ms, min(times))
 
 
+def is_cleared(tracker):
+    try:
+        tracker.clear()
+    except PowerCutError:
+        raise
+    except StoreError:  # as scripted
+        return False
+    return True
+
+
 def unread_batches(index):
     """Return how many batches of a due log some view has yet to read."""
     return sum(1 for _ in batches_from(index.due_log._first_unread()))
+
+
+@dataclass
+class Clockwork:
+    """The times that an index has seen, and the tick by which it rounds.
+
+    A tracker that takes each time as it comes has seen only the last one.
+    """
+
+    tick_ms: int
+    follows_back: bool = False
+    seen_ms: int = 0
+
+    def __post_init__(self):
+        self.first_tick_ms = self.tick_ms_max = self.tick_ms
+
+    def see(self, clock_ms):
+        self.seen_ms = clock_ms if self.follows_back else max(self.seen_ms, clock_ms)
+
+    def set_tick(self, tick_ms):
+        self.tick_ms = tick_ms
+        self.tick_ms_max = max(self.tick_ms_max, tick_ms)
+
+
+class InMemoryKind:
+    """Pulsar's tracker, one for each subscription."""
+
+    keeps_what_is_due = True  # also if it was offered once more, and the answer was to deliver it
+    knows_acks = is_shared = is_fed = is_attached = False
+
+    def __init__(self, *, strict):
+        self.strict = strict
+
+    def start(self, broker):
+        pass
+
+    def clockwork(self, broker):
+        return Clockwork(broker.tick_ms, follows_back=True)
+
+    def open(self, broker, dispatcher):
+        dispatcher.tracker = InMemoryDelayTracker(
+            tick_time_ms=broker.tick_ms, is_deliver_at_time_strict=self.strict, fixed_delay_detection_lookahead=0
+        )
+
+    def restart(self, broker, dispatcher):
+        self.open(broker, dispatcher)
+
+    def check_at_end(self, broker):
+        """Nothing is stored."""
+
+    def early_ms(self, clockwork):
+        return 0 if self.strict else clockwork.tick_ms
+
+    def late_ms(self, clockwork):
+        precision_ms = 1 << clockwork.first_tick_ms.bit_length() - 1
+        return precision_ms - 1 if self.strict else max(precision_ms - 1 - clockwork.tick_ms, 0)
+
+
+class ViewsKind:
+    """Views of one index of the topic."""
+
+    knows_acks = is_shared = True
+    keeps_what_is_due = False
+
+    def __init__(self, *, is_attached=False, is_fed=False, due_log_bytes_max=1 << 20):
+        self.is_attached, self.is_fed, self.due_log_bytes_max = is_attached, is_fed, due_log_bytes_max
+
+    def start(self, broker):
+        broker.index = TopicDelayIndex(tick_time_ms=broker.tick_ms, due_log_bytes_max=self.due_log_bytes_max)
+        broker.clockwork = Clockwork(broker.tick_ms)
+        fed_before, broker.fed_count = broker.fed_count, 0
+        broker.feed(fed_before)
+
+    def clockwork(self, broker):
+        return broker.clockwork
+
+    def open(self, broker, dispatcher):
+        dispatcher.tracker = broker.index.open_view(lambda position: position in dispatcher.acked)
+        if self.is_attached:
+            dispatcher.tracker.attach(dispatcher)
+
+    def restart(self, broker, dispatcher):
+        self.open(broker, dispatcher)
+
+    def check_at_end(self, broker):
+        assert unread_batches(broker.index) == 0
+
+    def early_ms(self, _):
+        return 0
+
+    def late_ms(self, clockwork):
+        return clockwork.tick_ms_max - 1
+
+
+class BucketedKind:
+    """The tracker with snapshots, one for each subscription, all in one store."""
+
+    knows_acks = keeps_what_is_due = is_shared = is_fed = is_attached = False
+
+    def __init__(self, *, strict, **settings):
+        self.strict = strict
+        self.settings = {"min_index_count_per_bucket": 3, "max_indexes_per_segment": 2} | settings
+
+    def start(self, broker):
+        if broker.store is None:
+            broker.store = MemoryStore()
+        # The files on the disk survive a crash.
+        broker.store = MemoryStore(broker.store.disk)
+
+    def clockwork(self, broker):
+        return Clockwork(broker.tick_ms)
+
+    def open(self, broker, dispatcher):
+        dispatcher.tracker = BucketedDelayIndex(self.config(broker), storage=self.storage(broker, dispatcher.name))
+
+    def restart(self, broker, dispatcher):
+        dispatcher.tracker, report = BucketedDelayIndex.recover(
+            self.config(broker), storage=self.storage(broker, dispatcher.name), now_ms=dispatcher.now()
+        )
+        assert not report.fell_back
+        recovered = {position for position in broker.log if position in dispatcher.tracker}
+        assert recovered <= dispatcher.ever_waited, "recovered a message that was never added"
+        dispatcher.waiting |= recovered
+
+    def config(self, broker):
+        settings = self.settings | broker.settings
+        return DelayConfig(tick_time_ms=broker.tick_ms, is_deliver_at_time_strict=self.strict, **settings)
+
+    def check_at_end(self, broker):
+        """A clear leaves nothing behind."""
+        for name, tracker in {self.name_of(each): each.tracker_owner() for each in broker.dispatchers}.items():
+            while not is_cleared(tracker):
+                assert len(tracker) == 0
+            assert broker.store.ledgers.owned_by(f"delayed/{name}") == []
+            assert dict(self.storage(broker, name).registry.get_all()) == {}
+
+    def name_of(self, dispatcher):
+        return "t" if self.is_shared else dispatcher.name
+
+    def storage(self, broker, name):
+        registry = BucketRegistry(broker.store.metadata, f"/buckets/{name}")
+        return SnapshotStorage(broker.store.ledgers, registry, f"delayed/{name}")
+
+    def early_ms(self, clockwork):
+        return 0 if self.strict else clockwork.tick_ms
+
+    def late_ms(self, _):
+        return 0
+
+
+class BucketedViewsKind(BucketedKind):
+    """Views of one index of the topic that has snapshots."""
+
+    knows_acks = is_shared = True
+
+    def __init__(self, *, strict, is_attached=False, is_fed=False, **settings):
+        super().__init__(strict=strict, **settings)
+        self.is_attached, self.is_fed = is_attached, is_fed
+
+    def start(self, broker):
+        is_new = broker.store is None
+        super().start(broker)
+        broker.clockwork = Clockwork(broker.tick_ms)
+        if is_new:
+            broker.index = BucketedDelayIndex(self.config(broker), storage=self.storage(broker, "t"))
+        else:
+            broker.clockwork.see(broker.clock_ms)
+            broker.index, report = BucketedDelayIndex.recover(
+                self.config(broker), storage=self.storage(broker, "t"), now_ms=broker.clock_ms
+            )
+            assert not report.fell_back
+        fed_before, broker.fed_count = broker.fed_count, 0
+        broker.feed(fed_before)
+
+    def clockwork(self, broker):
+        return broker.clockwork
+
+    def early_ms(self, _):
+        return 0
+
+    def open(self, broker, dispatcher):
+        ViewsKind.open(self, broker, dispatcher)
+
+    def restart(self, broker, dispatcher):
+        self.open(broker, dispatcher)
+
+
+KINDS = {
+    "in memory": InMemoryKind(strict=False),
+    "in memory, strict": InMemoryKind(strict=True),
+    "view": ViewsKind(),
+    "attached view": ViewsKind(is_attached=True),
+    "attached view, cut off at once": ViewsKind(is_attached=True, due_log_bytes_max=0),
+    "view, fed": ViewsKind(is_fed=True),
+    "attached view, fed": ViewsKind(is_fed=True, is_attached=True),
+    "bucketed": BucketedKind(strict=False, max_time_step_per_segment_ms=40),
+    "bucketed, strict": BucketedKind(strict=True, max_time_step_per_segment_ms=40),
+    "bucketed, merged": BucketedKind(strict=True, max_bucket_count=2),
+    "view of buckets": BucketedViewsKind(strict=True),
+    "attached view of buckets": BucketedViewsKind(strict=True, is_attached=True),
+    "attached view of buckets, fed": BucketedViewsKind(strict=True, is_attached=True, is_fed=True, max_bucket_count=2),
+}

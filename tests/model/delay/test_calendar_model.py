@@ -111,60 +111,23 @@ class CalendarMachine(RuleBasedStateMachine):
 TestCalendar = CalendarMachine.TestCase
 
 
-# Stories, whose steps are the rules of the machine.
+# Stories: the rules of the machine, in order, with their arguments.
+STORIES = {
+    "two eras": [("add", Position(1, 0), delay) for delay in (*range(10), ERA_MS, ERA_MS)],
+    "an earlier era": [("add", Position(1, 0), delay) for delay in (ERA_MS, 1) for _ in range(6)],
+    "a full leaf": [("add_many", 1, [(entry_id, 9) for entry_id in range(first, 30)]) for first in (0, 10, 10)],
+    "many ledgers": [*(("add_to_many_ledgers", first, 10, 3) for first in (1, 11, 21)), ("take_until", 3, None)],
+    "ties": [("add", Position(1, 0), 3), ("add", Position(5, 0), 3), ("take_until", 3, 1)],
+    "one message": [("add", Position(1, 0), 1), ("take_until", 1, None)],
+    "a leaf that is half due": [("add_many", 1, [(0, delay) for delay in range(30)]), ("take_until", 10, None)],
+}
 
 
-def story_of_two_eras(machine):
-    for delay in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ERA_MS, ERA_MS):
-        machine.add(Position(1, 0), delay)
-    machine.holds_the_same()
-
-
-def story_of_an_earlier_era(machine):
-    for delay in (ERA_MS, 1):
-        for _ in range(6):
-            machine.add(Position(1, 0), delay)
-        machine.holds_the_same()
-
-
-def story_of_a_full_leaf(machine):
-    for first in (0, 10, 10):
-        machine.add_many(1, [(entry_id, 9) for entry_id in range(first, 30)])
-        machine.holds_the_same()
-
-
-def story_of_many_ledgers(machine):
-    for first in (1, 11, 21):
-        machine.add_to_many_ledgers(first, 10, 3)
-    machine.take_until(3, None)
-
-
-def story_of_ties(machine):
-    machine.add(Position(1, 0), 3)
-    machine.add(Position(5, 0), 3)
-    machine.take_until(3, 1)
-
-
-def story_of_one_message(machine):
-    machine.add(Position(1, 0), 1)
-    machine.take_until(1, None)
-
-
-def story_of_a_leaf_that_is_half_due(machine):
-    machine.add_many(1, [(0, delay) for delay in range(30)])
-    machine.take_until(10, None)
-    machine.holds_the_same()
-
-
-@pytest.mark.parametrize(
-    "story",
-    [
-        story_of_two_eras, story_of_an_earlier_era, story_of_a_full_leaf, story_of_many_ledgers, story_of_ties,
-        story_of_one_message, story_of_a_leaf_that_is_half_due,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_each_story_is_one_of_a_sound_calendar(story):
     machine = CalendarMachine()
     machine.open(0)
-    story(machine)
+    for step, *arguments in story:
+        getattr(machine, step)(*arguments)
+        machine.holds_the_same()
     machine.teardown()
