@@ -76,13 +76,6 @@ def run_all(shown_commands, capsys):
         assert {masked(line) for line in shown} <= said, (command, outcome.out)
 
 
-def test_every_block_is_one_that_is_run_here():
-    assert set(FILES) == {"my_cursor.py", "my_cursor.pl"}
-    assert TEXT.count("\n```") == 2 * (len(FILES) + len(CONSOLES) + 1)
-    assert len(NEEDS_ROOT) == 3
-    assert len(NEEDS_NOBODY) == 4
-
-
 @pytest.mark.slow
 def test_its_commands_do_as_it_shows(directory, capsys):
     run_all(NEEDS_NOBODY, capsys)

@@ -122,32 +122,6 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
     assert "ackstate/wire/pulsar/cursor_state.proto" in names
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_the_wheel_and_flask_limiter_live_side_by_side(wheel, tmp_path, ours_first):
-    """Flask-Limiter and slowapi stand on a distribution whose package is called `limits`."""
-    python = fresh_environment(tmp_path)
-    ours, theirs = ["--no-deps", wheel], ["Flask-Limiter"]
-    for what in (ours, theirs) if ours_first else (theirs, ours):
-        install(python, *what)
-    done = subprocess.run([python, "-P", "-c", SIDE_BY_SIDE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "ackstate.limits.gate limits.limits 1\n"), done.stderr
-
-
-SIDE_BY_SIDE = """
-import ackstate.cursor, flask, flask_limiter, limits
-from ackstate.limits import DispatchGate
-from flask_limiter.util import get_remote_address
-
-app = flask.Flask("app")
-limiter = flask_limiter.Limiter(get_remote_address, app=app, default_limits=["1 per hour"], storage_uri="memory://")
-app.route("/")(lambda: "")
-client = app.test_client()
-refused = [client.get("/").status_code for _ in range(2)].count(429)
-print(DispatchGate.__module__, limits.RateLimitItem.__module__, refused)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["ackstate", "ackstate.limits", "ackstate.delay", "ackstate.cursor"])
 def test_importing_the_core_imports_nothing_heavy(package):
