@@ -97,17 +97,6 @@ class WorkloadUntilPowerCut:
         return topic, came
 
 
-def test_the_workload_has_what_a_crash_may_cut():
-    """It seals, merges, loads and deletes buckets, and persists snapshots and deltas."""
-    work = WorkloadUntilPowerCut(CutMachine())
-    stats = work.topic.tracker["s"].stats()
-    assert {kind: count > 0 for kind, count in stats.succeeded.items()} == dict.fromkeys(
-        ("create", "load", "merge", "delete"), True
-    )
-    assert work.machine.store.mutation_count > 50
-    assert work.topic.unacked() == [21]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_crash_at_any_write_loses_nothing_and_hastens_nothing(kind):

@@ -136,21 +136,6 @@ def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, k
     assert topic.reads[position] == 0
 
 
-@every_index
-def test_with_keys_a_message_that_is_read_for_another_consumer_is_kept_until_it_is_sent(monkeypatch, make_index):
-    topic = CountedTopic(monkeypatch, make_index, SubscriptionType.KEY_SHARED, count=3)
-    topic.subscribe()
-    for each in topic.subscriptions:
-        for consumer in "ab":
-            each.consumer_opened(consumer)
-    positions = topic.publish(*[DUE_MS, NO_DELAY] * 20)
-    came = topic.dispatch(now_ms=0, consumers="ab", count=50)
-    again = topic.dispatch(now_ms=DUE_MS, consumers="ab", count=50)
-    for first, second in zip(came, again, strict=True):
-        assert sorted(first + second) == positions
-    assert topic.reads == dict.fromkeys(positions, 3)
-
-
 @every_kind
 @every_index
 def test_a_message_that_a_limit_keeps_back_is_read_once(monkeypatch, make_index, kind):
@@ -214,16 +199,6 @@ def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_firs
     assert topic.dispatch(now_ms=0) == [[]] * 3
     assert topic.reads == {between: 1}
     assert topic.dispatch(now_ms=DUE_MS) == [[before, between, after]] * 3
-
-
-def test_an_index_is_not_kept_alive_by_the_log(monkeypatch):
-    topic = CountedTopic(monkeypatch, in_memory_index, SubscriptionType.SHARED, count=1)
-    topic.subscribe()
-    assert len(topic.log._fed) == 1
-    topic.subscriptions[0].close(now_ms=0)
-    topic.subscriptions.clear()
-    topic.publish(DUE_MS)
-    assert len(topic.log._fed) == 0
 
 
 def test_a_message_without_a_delay_among_delayed_ones_reaches_the_tracker():

@@ -54,21 +54,6 @@ def test_after_a_crash_what_is_not_acked_comes_and_what_is_acked_does_not(make_t
 
 
 @every_tracker
-def test_crashes_one_after_another_delay_nothing(make_trackers, machine):
-    topic = DelayedTopic(make_trackers(), machine)
-    topic.publish(*range(100, 800, 50))
-    seen = []
-    for now_ms in range(20, 700, 100):
-        numbers = topic.dispatch(now_ms=now_ms)
-        topic.ack(*numbers, now_ms=now_ms)
-        seen += numbers
-        topic.cursors["s"].persist(now_ms=now_ms)
-        topic.crash(now_ms=now_ms)
-    assert seen == [*range(11)]
-    assert sorted(topic.drain(now_ms=700)) == [11, 12, 13]
-
-
-@every_tracker
 def test_what_was_not_persisted_comes_again_as_the_gauge_said_and_not_early(make_trackers):
     topic = DelayedTopic(make_trackers())
     topic.publish(*range(50, 650, 50), 10_000)
@@ -95,26 +80,6 @@ def test_what_is_acked_before_it_is_due_never_comes(make_trackers):
 
 
 @every_tracker
-def test_an_ack_between_the_poll_and_the_sending_counts(make_trackers):
-    """More is due than the consumer wants."""
-    topic = DelayedTopic(make_trackers())
-    topic.publish(*[100] * 9)
-    assert topic.dispatch(now_ms=0) == []
-    assert topic.dispatch(now_ms=200, count=2) == [0, 1]
-    topic.ack(2, 4, 8, now_ms=200)
-    assert topic.dispatch(now_ms=200) == [3, 5, 6, 7]
-
-
-@every_tracker
-def test_what_was_acked_while_it_waited_takes_nothing_from_the_consumer(make_trackers):
-    topic = DelayedTopic(make_trackers())
-    topic.publish(*[100] * 12)
-    assert topic.dispatch(now_ms=0) == []
-    topic.ack(*range(10))
-    assert topic.dispatch(now_ms=200, count=2) == [10, 11]
-
-
-@every_tracker
 def test_a_seek_back_delivers_all_again_and_none_early(make_trackers):
     topic = DelayedTopic(make_trackers())
     topic.publish(NONE, 100, 200, 300, 400, 500, 600)
@@ -129,15 +94,6 @@ def test_a_seek_back_delivers_all_again_and_none_early(make_trackers):
 
 
 @every_tracker
-def test_a_seek_over_what_waits_cancels_it(make_trackers):
-    topic = DelayedTopic(make_trackers())
-    topic.publish(100, 100, 100, 100, 100, 100, 100)
-    assert topic.dispatch(now_ms=0) == []
-    topic.subscriptions["s"].seek(topic.positions[5], now_ms=0)
-    assert sorted(topic.drain(now_ms=0)) == [5, 6]
-
-
-@every_tracker
 def test_a_cleared_backlog_stays_clear(make_trackers):
     topic = DelayedTopic(make_trackers())
     topic.publish(100, 100, NONE, 100, 100, 100, 100)
@@ -147,18 +103,6 @@ def test_a_cleared_backlog_stays_clear(make_trackers):
     topic.publish(300)
     assert topic.drain(now_ms=0).keys() == {7}
     assert topic.tracker["s"].delayed_message_count == 0
-
-
-@every_tracker
-def test_a_message_given_back_comes_again_at_once(make_trackers):
-    topic = DelayedTopic(make_trackers())
-    topic.publish(100, 200)
-    assert topic.dispatch(now_ms=0) == []
-    assert topic.dispatch(now_ms=110) == [0]
-    assert topic.nack(0, now_ms=110) == [True]
-    assert topic.dispatch(now_ms=110) == [0]
-    topic.ack(0, now_ms=110)
-    assert topic.drain(now_ms=110).keys() == {1}
 
 
 @every_tracker
@@ -227,20 +171,4 @@ def test_the_index_drops_a_ledger_once_a_persist_covers_it():
     cursor.mark_delete(in_second_ledger, now_ms=1)
     assert len(index) == 8  # A crash may forget the ack.
     cursor.persist(now_ms=1)
-    assert len(index) == 4
-
-
-def test_a_subscription_that_is_opened_with_durable_acks_does_not_keep_their_ledger():
-    store, index = MemoryStore(), TopicDelayIndex(tick_time_ms=1)
-    log, in_second_ledger = two_ledgers_of_delayed_messages(store)
-    reader, ahead = opened(store, log, "reader"), opened(store, log, "ahead")
-    subscription = Subscription(log, reader, delays=index.open_view(reader.is_acked))
-    assert subscription.dispatch("c", 10, now_ms=0) == []
-    ahead.mark_delete(in_second_ledger, now_ms=1)
-    ahead.persist(now_ms=1)
-    view = index.open_view(ahead.is_acked)
-    reader.mark_delete(in_second_ledger, now_ms=1)
-    reader.persist(now_ms=1)
-    assert len(index) == 8  # The other view is at the beginning.
-    Subscription(log, ahead, delays=view)
     assert len(index) == 4

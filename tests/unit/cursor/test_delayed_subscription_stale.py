@@ -10,11 +10,10 @@ from ackstate import Position
 from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.bucket_storage import DropReason
 from ackstate.dispatch import SubscriptionType
-from ackstate.dispatch.messages import UnackedMessages
 from ackstate.limits import GateLimits
 from ackstate.stores.base import LedgerNotFoundError, StoreError
 from ackstate.topic.log import log_owner
-from delayed_topic import NONE, Bucketed, BucketedViews, DelayedTopic, InMemory, Views
+from delayed_topic import Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 
 LATER_LEDGER = Position(10**6, 0)
 
@@ -67,37 +66,6 @@ def test_what_the_index_has_too_early_comes_at_its_own_time(make_trackers, misle
     assert 100 <= came[1] <= 109
     assert 700 <= came[2] <= 709
     assert 300 <= came[3] <= 309
-
-
-@every_way
-def test_a_dispatcher_that_trusts_the_index_is_found(monkeypatch, make_trackers, mislead):
-    put = UnackedMessages.put
-
-    def trusting(dispatcher, position, waiting):
-        put(dispatcher, position, waiting._replace(delivery_count=1))
-
-    monkeypatch.setattr(UnackedMessages, "put", trusting)
-    topic = DelayedTopic(make_trackers())
-    topic.publish(500, 100, 700, 300)
-    mislead(topic, {0: 50, 2: 100})
-    with pytest.raises(AssertionError, match="0 came at"):
-        topic.drain(now_ms=0)
-
-
-# A message that an index holds is not read before the index says that it is due.
-READ_AGAIN = {name: way for name, way in WAYS.items() if name == "in memory"}
-
-
-@every_kind
-@pytest.mark.parametrize(("make_trackers", "mislead"), READ_AGAIN.values(), ids=READ_AGAIN)
-def test_what_the_index_has_too_late_comes_when_the_reader_meets_it(make_trackers, mislead, kind):
-    topic = DelayedTopic(make_trackers(), kind=kind)
-    topic.publish(100, 120, 700, NONE)
-    mislead(topic, {0: 10_000, 1: 20_000, 3: 10_000})
-    came = topic.drain(now_ms=200)
-    assert sorted(came) == [0, 1, 2, 3]
-    assert (came[0], came[1], came[3]) == (200, 200, 200)
-    assert 700 <= came[2] <= 709
 
 
 @every_way
@@ -215,18 +183,6 @@ def test_a_lost_index_is_rebuilt_from_the_log_and_reported(damage, reason):
     assert came == {number: 200 + 100 * number for number in range(12)}
 
 
-@pytest.mark.parametrize("damage", [delete_snapshots, damage_snapshots, cut_snapshots])
-def test_snapshots_that_are_lost_while_the_index_is_open_lose_and_hasten_nothing(damage):
-    """Late by less than the time step of a segment, which is long here; those in memory are in time."""
-    topic = sealed_topic()
-    damage(topic)
-    came = topic.drain(now_ms=0)
-    assert sorted(came) == list(range(12))
-    assert [number for number in came if came[number] == 200 + 100 * number] != []
-    assert all(200 + 100 * number <= came[number] < 200 + 100 * number + 300_000 for number in came)
-    assert [came[number] for number in (0, 1, 5, 6, 10, 11)] == [200, 300, 700, 800, 1_200, 1_300]
-
-
 def test_segments_that_cannot_be_read_for_a_while_come_when_they_can(monkeypatch):
     topic = sealed_topic()
     ledgers = type(topic.store.ledgers)
@@ -285,13 +241,3 @@ def test_what_a_limit_keeps_back_wakes_nobody_by_the_clock():
     assert wake_ms is None or wake_ms > 5_000
     topic.ack(0, 1, now_ms=5_000)
     assert len(topic.dispatch(now_ms=5_000, count=10)) == 2
-
-
-def test_what_is_acked_while_it_waits_for_its_own_time_wakes_nobody():
-    topic = DelayedTopic(Views())
-    topic.publish(5_000, NONE)
-    topic.trackers.index.advance(10_000)
-    assert topic.dispatch(now_ms=0) == [1]
-    assert topic.subscriptions["s"].next_wake_ms == 5_000
-    topic.subscriptions["s"].clear_backlog(now_ms=1)
-    assert topic.subscriptions["s"].next_wake_ms is None

@@ -33,19 +33,6 @@ def test_a_key_stays_with_one_consumer_while_its_delayed_messages_fall_due(make_
 
 
 @every_tracker
-def test_what_falls_due_of_a_key_waits_for_the_consumer_that_has_it(make_trackers):
-    """Its own consumer takes no more for now; no other gets it, and nothing else is held up."""
-    topic = DelayedTopic(make_trackers(), kind=SubscriptionType.KEY_SHARED)
-    for consumer in "ab":
-        topic.subscriptions["s"].consumer_opened(consumer)
-    topic.publish(NONE, 100, key=b"k")
-    (has_it,) = [consumer for consumer in "ab" if topic.dispatch(now_ms=0, consumer=consumer) == [0]]
-    (other,) = set("ab") - {has_it}
-    assert topic.dispatch(now_ms=120, consumer=other) == []
-    assert topic.dispatch(now_ms=120, consumer=has_it) == [1]
-
-
-@every_tracker
 def test_a_delayed_message_becomes_a_dead_letter_only_after_it_was_sent(make_trackers):
     letters = []
     options = SubscriptionOptions(dead_letters=DeadLetterPolicy(1, lambda each: letters.append(each.position)))
@@ -72,25 +59,6 @@ def test_types_that_keep_the_order_do_not_delay(make_trackers, kind):
     topic.publish(100, NONE)
     topic.deliver_at_ms = [0, 0]
     assert topic.dispatch(now_ms=0) == [0, 1]
-
-
-def test_subscriptions_that_close_and_open_again_share_one_index():
-    topic = DelayedTopic(Views(), names=("x", "y"))
-    topic.publish(100, 200, 300, NONE)
-    assert topic.dispatch(now_ms=0, name="x") == [3]
-    assert topic.dispatch(now_ms=0, name="y") == [3]
-    topic.ack(3, name="x")
-    topic.ack(3, name="y")
-    topic.subscriptions["x"].close(now_ms=0)
-    assert topic.dispatch(now_ms=120, name="y") == [0]
-    topic.ack(0, name="y", now_ms=120)
-    topic.open("x", now_ms=150)
-    came = topic.drain(now_ms=150, name="x")
-    assert came == {0: 150, 1: 200, 2: 300}
-    topic.subscriptions["x"].close(now_ms=300)
-    topic.subscriptions["y"].close(now_ms=300)
-    topic.open("y", now_ms=300)
-    assert topic.drain(now_ms=300, name="y") == {1: 300, 2: 300}
 
 
 class RisingClock:

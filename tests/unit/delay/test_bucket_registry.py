@@ -120,7 +120,7 @@ def test_a_change_of_unknown_outcome_is_tried_again(at, kind):
     assert registry.get_all() == {KEY: "17"}
 
 
-def test_a_damaged_registry_is_refused_and_replaced_by_the_next_owner():
+def test_a_damaged_registry_is_replaced_by_the_next_owner_and_one_of_a_newer_release_left_alone():
     store = MemoryStore()
     owned(store).put(KEY, "17")
     found = store.metadata.get(PATH)
@@ -129,11 +129,6 @@ def test_a_damaged_registry_is_refused_and_replaced_by_the_next_owner():
         registry_of(store).get_all()
     registry = registry_of(store)
     assert registry.take_over() == registry.get_all() == {}
-
-
-def test_a_registry_of_a_newer_release_is_left_alone():
-    store = MemoryStore()
-    owned(store)
     found = store.metadata.get(PATH)
     newer = found.data[:4] + b"\x02" + found.data[5:]
     store.metadata.put(PATH, newer, expected_version=found.version)
@@ -146,20 +141,6 @@ def test_the_golden_file():
     golden = GOLDEN.read_bytes()
     assert encode_registry(REGISTERED) == golden
     assert decode_registry(golden) == REGISTERED
-
-
-def test_every_cut_and_every_flipped_bit_is_found():
-    data = encode_registry(REGISTERED)
-    for length in range(len(data)):
-        with pytest.raises(CorruptStateError):
-            decode_registry(data[:length])
-    for bit in range(8 * len(data)):
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((CorruptStateError, UnsupportedVersionError)):
-            decode_registry(bytes(flipped))
-    with pytest.raises(CorruptStateError):
-        decode_registry(data + b"\0")
 
 
 def test_names_and_paths_that_cannot_be_stored_are_refused():

@@ -1,13 +1,17 @@
-"""One behaviour of the bucketed index at a time: held messages, seals, loads, merges and drops."""
+"""One behaviour of the bucketed index at a time: seals, loads, merges and drops, and failures of its storage."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from ackstate import MemoryStore, Position, StoreError
-from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig
+from ackstate import CorruptStateError, MemoryStore, Position, SqliteStore, StoreError
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
+from ackstate.delay.bucket_storage import Boundary
+from ackstate.delay.buckets import cut_segments
+from ackstate.delay.index import in_order
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.wire.pulsar.delay_snapshot import decode_metadata, decode_segment
+from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
 
 TIME_MAX = 2**63 - 1
@@ -21,6 +25,12 @@ def store():
 @pytest.fixture
 def index(store):
     return BucketedDelayIndex(config(), storage=storage_of(store))
+
+
+def fail(store, *, after=0, times=4) -> None:
+    """Let mutations fail: four, and every attempt has failed."""
+    for at in range(after, after + times):
+        store.inject(Fault(store.mutation_count + at, FaultKind.FAIL_BEFORE))
 
 
 # Due messages and their times.
@@ -48,19 +58,13 @@ def test_a_message_is_handed_out_a_tick_before_its_time_unless_delivery_is_stric
 
 
 def test_a_poll_takes_those_due_first_and_returns_them_by_position(index):
+    with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
+        poll(index, 0, max_messages=-1)
     add(index, (3, 0, 40), (3, 1, 20), (3, 2, 30), (3, 3, 20))
     assert poll(index, 100, max_messages=0) == []
     assert poll(index, 100, max_messages=3) == [(3, 1), (3, 2), (3, 3)]
     assert index.delayed_message_count == 1
     assert poll(index, 100) == [(3, 0)]
-
-
-def test_of_two_times_of_a_position_the_first_counts(index):
-    add(index, (3, 0, 50), (3, 0, 20))
-    assert len(index) == 1
-    assert poll(index, 49) == []
-    assert poll(index, 50) == [(3, 0)]
-    assert poll(index, 60) == []
 
 
 def test_one_offered_again_when_its_time_has_come_is_delivered_once(index):
@@ -70,51 +74,10 @@ def test_one_offered_again_when_its_time_has_come_is_delivered_once(index):
     assert poll(index, 60) == []
 
 
-def test_a_clock_that_runs_back_counts_as_the_latest_time(index):
-    add(index, (3, 0, 50), (3, 1, 90))
-    assert poll(index, 60) == [(3, 0)]
-    assert not index.add_message(Position(3, 2), deliver_at_ms=55, now_ms=10)
-    assert poll(index, 10) == []
-
-
 def test_times_and_ids_reach_their_bounds(index):
     add(index, (2**63 - 1, 2**32 - 1, TIME_MAX), (2**63 - 1, 0, TIME_MAX - 1))
     assert poll(index, TIME_MAX - 2) == []
     assert poll(index, TIME_MAX) == [(2**63 - 1, 0), (2**63 - 1, 2**32 - 1)]
-
-
-@pytest.mark.parametrize(
-    ("position", "deliver_at_ms", "now_ms", "error"),
-    [
-        (Position(3, -1), 10, 0, ValueError),
-        (Position(3, 2**32), 10, 0, ValueError),
-        (Position(2**63, 0), 10, 0, ValueError),
-        (Position(3, "0"), 10, 0, TypeError),
-        (Position(3, 0), 2**63, 0, ValueError),
-        (Position(3, 0), 10, -1, ValueError),
-        (Position(3, 0), "10", 0, TypeError),
-        (Position(3, 0), 10, 0.5, TypeError),
-    ],
-)
-def test_what_cannot_be_is_refused_and_changes_nothing(index, position, deliver_at_ms, now_ms, error):
-    with pytest.raises(error):
-        index.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=now_ms)
-    assert len(index) == 0
-    index._check()
-
-
-def test_other_calls_refuse_too(index):
-    with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
-        poll(index, 0, max_messages=-1)
-    assert Position(3, -1) not in index
-    assert Position(3, 2**32) not in index
-
-
-def test_contains_is_exact(index):
-    fill(index, 3, 100)
-    fill(index, 5, 100)
-    assert Position(3, 3) in index
-    assert Position(4, 3) not in index
 
 
 # Sealing.
@@ -145,20 +108,19 @@ def test_a_snapshot_is_metadata_then_segments_in_one_sync(store, index):
     assert store.mutation_count == 5  # the registry is taken over in two, then the ledger, its entries, the key
 
 
-def test_a_bucket_that_is_not_full_goes_on_over_ledgers(index):
-    for ledger_id in (3, 4, 6):
-        add(index, (ledger_id, 0, 100))
-    assert ranges(index) == []
-    add(index, (6, 1, 100), (7, 0, 100))
-    assert [each[:2] for each in ranges(index)] == [(3, 6)]
-
-
-def test_a_bucket_is_sealed_once_it_spans_the_ledger_step(store):
-    index = BucketedDelayIndex(config(ledger_step_per_bucket=3), storage=storage_of(store))
-    add(index, (3, 0, 100), (5, 0, 100))
-    assert ranges(index) == []
-    add(index, (6, 0, 100))
-    assert [each[:2] for each in ranges(index)] == [(3, 5)]
+@pytest.mark.parametrize(
+    ("settings", "messages", "sealed"),
+    [
+        ({}, [(3, 0, 100), (4, 0, 100), (6, 0, 100)], []),
+        ({}, [(3, 0, 100), (4, 0, 100), (6, 0, 100), (6, 1, 100), (7, 0, 100)], [(3, 6)]),
+        ({"ledger_step_per_bucket": 3}, [(3, 0, 100), (5, 0, 100)], []),
+        ({"ledger_step_per_bucket": 3}, [(3, 0, 100), (5, 0, 100), (6, 0, 100)], [(3, 5)]),
+    ],
+)
+def test_a_bucket_goes_on_over_ledgers_until_it_is_full_or_spans_the_ledger_step(store, settings, messages, sealed):
+    index = BucketedDelayIndex(config(**settings), storage=storage_of(store))
+    add(index, *messages)
+    assert [each[:2] for each in ranges(index)] == sealed
 
 
 def test_without_storage_all_stays_in_memory():
@@ -187,6 +149,57 @@ def test_what_is_due_is_not_sealed(index):
     assert poll(index, 10) == [(3, 0)]
     add(index, (4, 0, 100), now_ms=10)
     assert ranges(index) == []
+
+
+def arrays(*rows) -> DelayedIndexes:
+    return DelayedIndexes(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"max_indexes_per_segment": None}, [4, 1, 1]),
+        ({"max_indexes_per_segment": 3}, [3, 2, 1]),
+        ({"max_indexes_per_segment": None, "max_time_step_per_segment_ms": 1}, [2, 1, 1, 1, 1]),
+        ({"max_indexes_per_segment": None, "max_time_step_per_segment_ms": 2**63 - 1}, [6]),
+    ],
+)
+def test_segments_are_cut_by_time_and_count(settings, sizes):
+    rows = [(100, 3, 0), (100, 3, 1), (105, 3, 2), (109, 3, 3), (110, 3, 4), (TIME_MAX, 3, 5)]
+    cut = cut_segments(arrays(*rows), DelayConfig(**({"max_time_step_per_segment_ms": 10} | settings)))
+    assert [len(segment.entry_ids) for segment in cut] == sizes
+    assert np.concatenate([segment.entry_ids for segment in cut]).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_of_a_position_twice_in_a_segment_the_later_time_stays():
+    once = cut_segments(arrays((100, 3, 0), (100, 3, 1), (105, 3, 0)), DelayConfig(max_indexes_per_segment=None))
+    assert [column.tolist() for column in once[0]] == [[100, 105], [3, 3], [1, 0]]
+
+
+def test_merged_messages_are_in_order_of_time_then_position():
+    merged = in_order(*arrays((20, 4, 0), (30, 3, 0), (10, 9, 9), (20, 3, 5), (20, 3, 4)))
+    assert [column.tolist() for column in merged] == [[10, 20, 20, 20, 30], [9, 3, 3, 4, 3], [9, 4, 5, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("boundary", "expected"),
+    [((30, 4, 5), 3), ((30, 4, 6), 4), ((30, 5, 0), 4), ((30, 3, 0), 2), ((31, 0, 0), 4), ((29, 0, 0), 2)],
+)
+def test_a_boundary_tells_how_many_come_before_it(boundary, expected):
+    due = arrays((10, 9, 9), (20, 9, 9), (30, 3, 7), (30, 4, 5))
+    assert Boundary(*boundary).count_before(due) == expected
+
+
+def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
+    sealed = BucketedDelayIndex(config(max_indexes_per_segment=1000), storage=storage_of(store))
+    unsealed = BucketedDelayIndex(config())
+    for index in (sealed, unsealed):
+        for entry_id in range(20_000):
+            index._keep(Position(3, entry_id), 1_000_000 + 7919 * entry_id % 1_000_000)
+        index._keep(Position(4, 0), 9_000_000)
+        assert len(index) == 20_001
+    assert sealed.stats().shared_count == 1000
+    assert sealed.memory_bytes < unsealed.memory_bytes / 2
 
 
 # From segment to segment.
@@ -279,8 +292,7 @@ def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(st
 )
 def test_a_clear_deletes_all_that_it_can_and_a_second_call_the_rest(store, index, first_fault, left, call_again):
     many_buckets(index, count=3)
-    for attempt in range(4):
-        store.inject(Fault(store.mutation_count + first_fault + attempt, FaultKind.FAIL_BEFORE))
+    fail(store, after=first_fault)
     with pytest.raises(StoreError):
         index.clear()
     assert len(index) == 0
@@ -292,8 +304,7 @@ def test_a_clear_deletes_all_that_it_can_and_a_second_call_the_rest(store, index
 
 def test_a_mark_delete_drops_every_bucket_that_it_passes_though_one_cannot_be_deleted(store, index):
     many_buckets(index, count=3)
-    for attempt in range(4):
-        store.inject(Fault(store.mutation_count + attempt, FaultKind.FAIL_BEFORE))
+    fail(store)
     index.advance_mark_delete(Position(6, 0))
     assert ranges(index) == []
     assert keys_of(store) == {f"{KEY}_3_3": "1"}
@@ -323,3 +334,253 @@ def test_close_keeps_what_is_sealed_and_refuses_use(store, index):
             use()
     recovered, _ = BucketedDelayIndex.recover(config(), storage=storage_of(store), now_ms=0)
     assert len(recovered) == 8
+
+
+# Failures of the storage.
+
+
+def test_a_bucket_that_cannot_be_written_stays_in_memory(store, index):
+    fill(index, 3, 100)
+    fail(store)
+    add(index, (4, 0, 500))
+    assert ranges(index) == []
+    assert len(index) == 5
+    assert index.stats().failed == {"create": 1}
+    assert poll(index, 1000) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_a_write_is_tried_four_times_and_its_leftovers_are_deleted(store, index, kind, skipped):
+    fill(index, 3, 100)
+    # Every other mutation, so that it is once the ledger that cannot be made and once its entries.
+    for attempt in range(3):
+        store.inject(Fault(store.mutation_count + (1 + skipped) * attempt + skipped, kind))
+    add(index, (4, 0, 500))
+    assert ranges(index) == [(3, 3, 1, 2)]
+    index.clear()
+    assert store.ledgers.owned_by("delayed") == []
+    assert keys_of(store) == {}
+
+
+def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next(store, index):
+    fill(index, 3, 100)
+    fail(store, after=4)
+    add(index, (4, 0, 500))
+    # Sealing tries a failed call once more before it returns.
+    assert keys_of(store) == {f"{KEY}_3_3": "1"}
+
+
+class Ledgers:
+    """Ledgers of which reads fail a number of times, with an error; the sizes of appends are noted."""
+
+    def __init__(self, ledgers):
+        self.ledgers, self.failures, self.error, self.sizes, self.reads = ledgers, 0, StoreError("not now"), [], []
+
+    def __getattr__(self, name):
+        return getattr(self.ledgers, name)
+
+    def append(self, ledger_id, entries):
+        self.sizes.append(sum(map(len, entries)))
+        return self.ledgers.append(ledger_id, entries)
+
+    def read(self, ledger_id, first, end):
+        self.reads.append(first)
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+        return self.ledgers.read(ledger_id, first, end)
+
+
+@pytest.fixture
+def failing(store):
+    return Ledgers(store.ledgers)
+
+
+def index_on(failing, store, **settings) -> BucketedDelayIndex:
+    registry = BucketRegistry(store.metadata, "/buckets")
+    return BucketedDelayIndex(config(**settings), storage=SnapshotStorage(failing, registry, "delayed"))
+
+
+def test_a_load_is_tried_four_times_then_again_at_the_next_poll(store, failing):
+    index = index_on(failing, store)
+    fill(index, 3, 100)
+    add(index, (4, 0, 500))
+    failing.failures = 5
+    assert poll(index, 200) == [(3, 0)]
+    assert len(index) == 4
+    assert index.has_message_available(now_ms=200)
+    assert index.next_delivery_ms == 1_200
+    assert ranges(index) == [(3, 3, 1, 2)]
+    assert poll(index, 200) == [(3, 1), (3, 2), (3, 3)]
+    assert ranges(index) == []
+    assert index.stats().failed == {"load": 1}
+
+
+def test_a_corrupt_error_of_the_store_is_not_tried_again(store, failing):
+    failing.failures, failing.error = 9, CorruptStateError("page", offset=0, expected="a page", found="noise")
+    index = index_on(failing, store)
+    fill(index, 3, 100)
+    add(index, (4, 0, 500))
+    assert poll(index, 120) == [(3, 0), (3, 1)]
+    assert failing.reads == [2]
+    assert poll(index, 130) == [(3, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("answer", [KeyError("once"), [9_000]])
+def test_a_poll_that_raises_takes_nothing(store, answer):
+    """What the caller's own code raises, or a wrong number of times from it."""
+    answers = [answer]
+
+    def read_deliver_at_ms(positions):
+        given = answers.pop() if answers else [1_000 * (1 + entry_id) for _, entry_id in positions]
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    index = BucketedDelayIndex(config(), storage=storage_of(store, read_deliver_at_ms=read_deliver_at_ms))
+    fill(index, 1, 1_000)
+    add(index, (2, 0, 9_000))
+    store.ledgers.delete(store.ledgers.owned_by("delayed")[0])
+    with pytest.raises((KeyError, ValueError)):
+        poll(index, 8_000)
+    assert len(index) == 5
+    index._check()
+    assert poll(index, 8_000) == [(1, entry_id) for entry_id in range(4)]
+
+
+def corrupt(store, bucket_id, entry, data) -> None:
+    store.disk.ledgers[bucket_id].entries[entry] = data
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "foreign"])
+def test_a_segment_that_is_damaged_or_gone_is_made_up_late_not_lost(store, index, damage):
+    add(index, (3, 0, 10), (3, 1, 20), (3, 2, 30), (3, 3, 40), (4, 0, 99))
+    segment = store.ledgers.read(1, 2, 3)[0]
+    if damage == "gone":
+        store.ledgers.delete(1)
+    else:
+        corrupt(store, 1, 2, {"cut": segment[:-1], "flipped": segment[:-1] + b"\x07", "foreign": b""}[damage])
+    assert poll(index, 25) == [(3, 0), (3, 1)]
+    assert len(index) == 3
+    assert poll(index, 39) == []  # 3:2 is late, since only the metadata tells of it
+    assert poll(index, 40) == [(3, 2), (3, 3)]
+    (damaged,) = index.stats().damaged
+    assert (damaged.bucket_id, damaged.key, damaged.segment) == (1, (3, 3), 2)
+    assert damaged.reason
+    assert poll(index, 99) == [(4, 0)]
+
+
+# Merging.
+
+
+def all_of(count) -> list[tuple[int, int]]:
+    return [(3 + number, entry_id) for number in range(count) for entry_id in range(4)]
+
+
+def test_too_many_buckets_are_merged_with_all_of_their_messages(store):
+    index = BucketedDelayIndex(config(max_bucket_count=3), storage=storage_of(store))
+    many_buckets(index, count=4)
+    assert ranges(index) == [(3, 6, 1, 8)]
+    assert list(keys_of(store)) == [f"{KEY}_3_6"]
+    assert store.ledgers.owned_by("delayed") == [5]
+    assert len(index) == 17
+    assert poll(index, 1000) == [(3, 0)]
+    assert poll(index, 8000) == all_of(4)[1:]
+    assert index.stats().succeeded["merge"] == 1
+
+
+@pytest.mark.parametrize(
+    ("large_first_ms", "expected"),
+    [
+        # The fewest messages; of as many, those due first.
+        (5000, [(3, 3), (4, 4), (5, 8)]),
+        # As Pulsar: fewer are not chosen if they are due later than more that come before them.
+        (100, [(3, 6), (7, 7), (8, 8)]),
+    ],
+)
+def test_the_smallest_neighbours_are_merged(store, large_first_ms, expected):
+    index = BucketedDelayIndex(config(max_bucket_count=5), storage=storage_of(store))
+    fill(index, 3, large_first_ms, count=9)
+    for ledger_id in (4, 5, 6, 7, 8):
+        fill(index, ledger_id, 2000 - 100 * ledger_id)
+    add(index, (9, 0, 9000))
+    assert [each[:2] for each in ranges(index)] == expected
+
+
+def test_a_bucket_in_its_last_segment_is_not_merged(store):
+    index = BucketedDelayIndex(config(max_bucket_count=1, max_indexes_per_segment=None), storage=storage_of(store))
+    many_buckets(index, count=3)
+    assert len(ranges(index)) == 3
+
+
+@pytest.mark.parametrize("what", ["read", "write", "register", "damage"])
+def test_a_merge_that_fails_leaves_everything_as_it_was(store, failing, what):
+    index = index_on(failing, store, max_bucket_count=1)
+    fill(index, 3, 1000)
+    fill(index, 4, 1100)
+    if what == "read":
+        failing.failures = 4
+    elif what == "damage":
+        corrupt(store, 1, 2, b"\xff")
+    else:  # behind the ledger, the entries and the key of the second bucket
+        fail(store, after=3 if what == "write" else 5)
+    add(index, (5, 0, 9000))
+    assert ranges(index) == [(3, 3, 1, 2), (4, 4, 1, 2)]
+    assert keys_of(store) == {f"{KEY}_3_3": "1", f"{KEY}_4_4": "2"}
+    assert index.stats().failed["merge"] == 1
+    recovered, report = BucketedDelayIndex.recover(config(), storage=storage_of(store), now_ms=0)
+    assert (report.bucket_count, report.message_count, report.dropped) == (2, 8, ())
+    assert poll(index, 8000) == poll(recovered, 8000) == all_of(2)
+
+
+@pytest.mark.slow
+def test_merging_again_and_again_loses_nothing(store):
+    index = BucketedDelayIndex(config(max_bucket_count=2), storage=storage_of(store))
+    many_buckets(index, count=25)
+    assert len(ranges(index)) <= 2
+    assert len(store.ledgers.owned_by("delayed")) == len(ranges(index))
+    taken = []
+    for now_ms in range(1000, 4000, 35):
+        due = poll(index, now_ms)
+        assert due == [each for each in all_of(25) if now_ms - 35 < 1000 + 100 * (each[0] - 3) + 10 * each[1] <= now_ms]
+        taken += due
+    assert sorted(taken) == all_of(25)
+
+
+# On real storage.
+
+
+def test_on_a_disk(tmp_path):
+    def opened():
+        store = SqliteStore(tmp_path / "store.db")
+        registry = BucketRegistry(store.metadata, "/delayed-buckets/t")
+        return store, registry, SnapshotStorage(store.ledgers, registry, "delayed/t/s")
+
+    store, registry, storage = opened()
+    index = BucketedDelayIndex(config(), storage=storage)
+    many_buckets(index, count=2)
+    bucket_ids = store.ledgers.owned_by("delayed/t/s")
+    expected = {f"{KEY}_3_3": str(bucket_ids[0]), f"{KEY}_4_4": str(bucket_ids[1])}
+    assert registry.get_all() == expected
+    store.close()
+    store, registry, storage = opened()
+    index, report = BucketedDelayIndex.recover(config(), storage=storage, now_ms=0)
+    assert (report.bucket_count, report.message_count) == (2, 8)
+    assert registry.get_all() == expected
+    assert poll(index, 1105) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
+    index.clear()
+    assert registry.get_all() == {}
+    assert store.ledgers.owned_by("delayed/t/s") == []
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_large_bucket_is_written_by_requests_of_half_a_megabyte(store, failing):
+    settings = {"min_index_count_per_bucket": 100_000, "max_indexes_per_segment": 5_000}
+    index = index_on(failing, store, **settings)
+    add(index, *((3, entry_id, 10**12 + 7919 * entry_id % 10**6) for entry_id in range(100_000)), (4, 0, 10**12))
+    assert len(failing.sizes) >= 3
+    assert max(failing.sizes) <= 512 * 1024
+    recovered, report = BucketedDelayIndex.recover(config(**settings), storage=storage_of(store), now_ms=0)
+    assert (report.bucket_count, len(recovered), report.dropped) == (1, 100_000, ())

@@ -12,8 +12,6 @@ import pytest
 
 from ackstate import AckStateError, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex
-from ackstate.delay.buckets import SealedBuckets
-from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 from small_buckets import config, storage_of
 
 SETTINGS = config(max_bucket_count=3)
@@ -97,38 +95,12 @@ class TopicOfTwoOwners:
         assert not missing, "lost"
 
 
-def run(seed, *, restarts):
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_a_stale_owner_of_buckets_loses_no_message_and_makes_none_early(seed, restarts):
     topic = TopicOfTwoOwners(seed)
     for _ in range(40):
         topic.step()
         if restarts and topic.random.random() < 0.1:
             topic.open()
     topic.end()
-    return topic
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("seed", range(30))
-def test_a_stale_owner_of_buckets_loses_no_message_and_makes_none_early(seed, restarts):
-    run(seed, restarts=restarts)
-
-
-def run_many():
-    for seed in range(30):
-        run(seed, restarts=False)
-
-
-def only_the_last(found):
-    return DelayedIndexes(*(column[-1:] for column in found))
-
-
-def due_at_once(found):
-    return found._replace(deliver_at_ms=found.deliver_at_ms * 0)
-
-
-@pytest.mark.parametrize(("change", "found"), [(only_the_last, "lost"), (due_at_once, "early")])
-def test_what_a_deleted_snapshot_had_and_is_not_restored_is_found(monkeypatch, change, found):
-    rebuilt = SealedBuckets._rebuilt
-    monkeypatch.setattr(SealedBuckets, "_rebuilt", lambda self, segment: change(rebuilt(self, segment)))
-    with pytest.raises(AssertionError, match=found):
-        run_many()

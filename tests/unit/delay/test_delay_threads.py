@@ -8,9 +8,11 @@ from itertools import count
 import pytest
 from pyroaring import BitMap
 
-from ackstate import Position
-from ackstate.delay import TopicDelayIndex
+from ackstate import MemoryStore, Position
+from ackstate.delay import BucketedDelayIndex, TopicDelayIndex
+from ackstate.delay.buckets import SealedBuckets
 from ackstate.position_set import PositionSet
+from small_buckets import config, storage_of
 
 THREADS = 8
 TICK = 10
@@ -47,31 +49,12 @@ def in_threads(work):
         raise errors[0]
 
 
-def often(race):
-    """So often that a race is won: the ones here are five times out of six."""
-    for _ in range(20):
-        race()
-
-
-class SharedClock:
-    """Advances by a millisecond at each reading, in any thread."""
-
-    def __init__(self):
-        self._ticks = count(1)
-        self.latest_ms = 0
-
-    def now(self):
-        now_ms = next(self._ticks)
-        # Not above the times that were handed out, and so not above those that the index was given.
-        self.latest_ms = max(self.latest_ms, now_ms)
-        return now_ms
-
-
 class DispatcherInThread:
     """Reads, polls and acks in its own thread; each message is to come to it once."""
 
-    def __init__(self, index, times, clock, *, is_attached):
-        self.index, self.times, self.clock = index, times, clock
+    def __init__(self, index, times, ticks, *, is_attached):
+        self.index, self.times = index, times
+        self.ticks = ticks  # a clock that advances by a millisecond at each reading, in any thread
         self.delivered = set()
         self.read_end = 0
         self.view = index.open_view(lambda position: False)
@@ -91,7 +74,7 @@ class DispatcherInThread:
     def read_one(self):
         position = Position(3, self.read_end)
         deliver_at_ms = self.times[self.read_end]
-        is_to_wait = self.view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=self.clock.now())
+        is_to_wait = self.view.add_message(position, deliver_at_ms=deliver_at_ms, now_ms=next(self.ticks))
         self.read_end += 1
         if not is_to_wait:
             self.deliver(position)
@@ -111,7 +94,7 @@ class DispatcherInThread:
                 if self.read_end < len(self.times):
                     self.read_one()
             if rng.randrange(3):
-                self.poll(self.clock.now())
+                self.poll(next(self.ticks))
             if not rng.randrange(20):
                 assert self.view.delayed_message_count <= self.read_end
                 assert self.view.memory_bytes > 0
@@ -121,10 +104,9 @@ class DispatcherInThread:
 
 def run_dispatchers(index, *, learns):
     rng = random.Random(1)
-    # The clock is asked by all threads.
     times = [each * THREADS + rng.randrange(1_000) for each in range(MESSAGES)]
-    clock = SharedClock()
-    dispatchers = [DispatcherInThread(index, times, clock, is_attached=number % 2 == 0) for number in range(THREADS)]
+    ticks = count(1)
+    dispatchers = [DispatcherInThread(index, times, ticks, is_attached=number % 2 == 0) for number in range(THREADS)]
 
     def work(number):
         if learns and number == 0:
@@ -146,3 +128,18 @@ def run_dispatchers(index, *, learns):
 def test_each_message_comes_once_to_each_and_never_early(due_log_bytes_max, learns):
     for _ in range(5):
         run_dispatchers(TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=due_log_bytes_max), learns=learns)
+
+
+def test_the_boundaries_of_buckets_are_looked_at_under_the_lock(monkeypatch):
+    index = BucketedDelayIndex(config(), storage=storage_of(MemoryStore()))
+    view = index.open_view(lambda position: False)
+    first_boundary = SealedBuckets.first_boundary
+
+    def guarded(sealed):
+        assert index.lock.locked()
+        return first_boundary(sealed)
+
+    monkeypatch.setattr(SealedBuckets, "first_boundary", guarded)
+    view.add_message(Position(1, 0), deliver_at_ms=50, now_ms=0)
+    assert view.next_delivery_ms == 50
+    assert view.scheduled_messages(9, now_ms=50) == [Position(1, 0)]
