@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.durations import Duration
-from ackstate.analysis.replay.policy import Policy, PolicyError
 from command_line import assert_one_line, run
 
 TEXTS = {
@@ -49,14 +48,6 @@ def test_the_text_of_a_duration_is_read_as_that_duration(duration_ms):
 def test_the_text_of_a_duration_is_as_short_as_can_be():
     texts = {0: "0s", 400: "400ms", 6_000: "6s", 90_000: "90s", 60_000: "1m", 3_600_000: "1h", 86_400_000: "1d"}
     assert {number: str(Duration(number)) for number in texts} == texts
-
-
-def test_policies_take_durations_in_each_setting_that_is_a_time():
-    settings = {"flush_interval_ms": "5s", "ledger-rollover-ms": "4h", "become_old_ack_record_seconds": "5m"}
-    plain = {"flush_interval_ms": "5000", "ledger_rollover_ms": 14_400_000, "become_old_ack_record_seconds": 300}
-    assert Policy.from_mapping(settings) == Policy.from_mapping(plain)
-    with pytest.raises(PolicyError, match="become_old_ack_record_seconds must be a whole number of seconds, got 500ms"):
-        Policy.from_mapping({"become_old_ack_record_seconds": "500ms"})
 
 
 REFUSED = {

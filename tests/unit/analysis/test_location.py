@@ -97,11 +97,8 @@ def test_files_are_written_listed_read_and_deleted(directory, tmp_path):
         (tmp_path / "store" / "a" / "below").mkdir(exist_ok=True)
         (directory / name).put(tmp_path / "local")
     assert (tmp_path / "store/a/below/z.parquet").read_bytes() == b"text"
-    assert {each.name: each.is_dir() for each in directory.iterdir()} == {
-        "x.parquet": False,
-        "y.txt": False,
-        "below": True,
-    }
+    found = {each.name: each.is_dir() for each in directory.iterdir()}
+    assert found == {"x.parquet": False, "y.txt": False, "below": True}
     assert [str(each) for each in directory.glob("*.parquet")] == ["s3a://bucket/a/x.parquet"]
     assert list((directory / "none").glob("*")) == []
     assert (directory / "y.txt").read_text() == "text"

@@ -15,6 +15,7 @@ from ackstate.analysis.estimate import subscription_parts
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -23,26 +24,18 @@ from command_line import assert_one_line, run, run_apart, status_of
 TOPIC = "persistent://a/b/t"
 POLICIES = [
     None,
-    *map(
-        Policy.from_mapping,
-        (
-            {"flush_interval_ms": "70"},
-            {"range_count_max": "1", "flush_interval_ms": "30"},
-            {"become_old_ack_record_seconds": "1"},
-            {"format": "PULSAR", "range_count_max": "2"},
-            {"max_unpersisted_ack_record_bytes": "1024"},
-        ),
-    ),
-]
+    *(Policy.from_mapping(each) for each in (
+        {"flush_interval_ms": 70}, {"range_count_max": 1, "flush_interval_ms": 30},
+        {"become_old_ack_record_seconds": 1}, {"format": "PULSAR", "range_count_max": 2},
+        {"max_unpersisted_ack_record_bytes": 1_024},
+    )),
+]  # fmt: skip
 
 
 @pytest.fixture
 def trace(tmp_path):
     acks = [Event(1_000 + 10 * entry, EventKind.ACK, 1, entry ^ 3, entry ^ 3) for entry in range(40)]
-    acks[20:20] = [
-        Event(1_195, EventKind.PERSIST_BEGUN, -1, -1, -1, 1),
-        Event(1_196, EventKind.PERSIST_ENDED, -1, -1, -1, 1),
-    ]
+    acks[20:20] = [Event(1_195, EventKind.PERSIST_BEGUN, number=1), Event(1_196, EventKind.PERSIST_ENDED, number=1)]
     died = [Event(1_500, EventKind.CRASH), Event(1_600, EventKind.RECOVER)]
     parquet.write_trace([Frame(TOPIC, "s", [*acks, *died]), Frame(TOPIC, "r", acks)], tmp_path / "trace")
     return tmp_path / "trace"
@@ -57,13 +50,10 @@ def test_options_do_not_change_the_numbers(trace, capsys):
     assert plain == rated
     by_name = {row["subscription"]: row for row in plain["policies"][0]["estimates"] if row["scope"] == "subscription"}
     for row in subscriptions:
-        assert {
-            name: by_name[row["subscription"]][name] for name in ("expected", "p50", "p99", "max")
-        }.items() <= row.items()
-    assert [(row["subscription"], [each["at_crash"] for each in row["crashes"]]) for row in subscriptions] == [
-        ("r", []),
-        ("s", [20]),
-    ]
+        same = by_name[row["subscription"]]
+        assert {name: same[name] for name in ("expected", "p50", "p99", "max")}.items() <= row.items()
+    crashes = {row["subscription"]: [each["at_crash"] for each in row["crashes"]] for row in subscriptions}
+    assert crashes == {"r": [], "s": [20]}
 
 
 @pytest.mark.parametrize("words", [
@@ -93,16 +83,8 @@ def test_a_report_costs_no_second_replay(trace, tmp_path, monkeypatch, capsys, w
 
 def test_it_needs_neither_java_nor_spark(trace, tmp_path):
     (tmp_path / "pyspark.py").write_text("raise ImportError('Spark was imported')\n")
-    words = [
-        "sweep",
-        trace,
-        "--engine",
-        "local",
-        "--set",
-        "flush_interval_ms=10,100",
-        "--report",
-        tmp_path / "report.html",
-    ]
+    words = ["sweep", trace, "--engine", "local", "--set", "flush_interval_ms=10,100",
+             "--report", tmp_path / "report.html"]  # fmt: skip
     outcome = run_apart(*words, "--json", env={"PATH": "", "PYTHONPATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
     assert (outcome.status, outcome.err) == (0, "")
     assert len(json.loads(outcome.out)["policies"]) == 3
@@ -115,14 +97,10 @@ def test_a_master_is_for_spark_alone(trace, capsys):
 
 
 def test_a_refused_trace_is_one_line(trace, capsys):
-    frames = [
-        Frame(TOPIC, "", [Event(1, EventKind.PUBLISH, 1, 0, 4)]),
-        Frame(TOPIC, "s", [Event(5, EventKind.ACK, 1, 9, 9)]),
-    ]
-    parquet.write_trace(frames, trace)
-    assert_one_line(
-        run(capsys, "redelivery", trace, "--engine", "local"), f"ackstate: {trace}: 1:9 of {TOPIC} is acked"
-    )
+    published, acked = Event(1, EventKind.PUBLISH, 1, 0, 4), Event(5, EventKind.ACK, 1, 9, 9)
+    parquet.write_trace([Frame(TOPIC, "", [published]), Frame(TOPIC, "s", [acked])], trace)
+    outcome = run(capsys, "redelivery", trace, "--engine", "local")
+    assert_one_line(outcome, f"ackstate: {trace}: 1:9 of {TOPIC} is acked")
 
 
 @pytest.mark.spark
@@ -135,17 +113,16 @@ def test_all_answer_the_same(spark, tmp_path_factory):
     @given(st.lists(montecarlo.small_traces(), min_size=4, max_size=8), st.permutations(POLICIES), st.integers(3, 200))
     def check(traces, policies, chunk_events):
         place = tmp_path_factory.mktemp("trace")
-        frames = [
-            Frame(f"{TOPIC}{number % 2}", f"s{number}", events) for number, (events, _) in enumerate(traces) if events
-        ]
+        topics = [TOPIC, f"{TOPIC}2", "persistent://a/c/t", "plain"]
+        frames = [Frame(topics[number % 4], f"s{number // 2}", events) for number, (events, _) in enumerate(traces)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
-            parquet.write_trace(frames, place / "trace")
+            patch.setattr(trace_chunks, "_CHUNKS_PER_ROW_GROUP", 2)
+            parquet.write_trace([frame for frame in frames if frame.events], place / "trace")
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
-        engines = (here, there, OneTaskSource(spark, here))
         rows = [
             sorted(estimates(each, policies[:3], crashes_per_day=3, is_plotted=True).collect(), key=json.dumps)
-            for each in engines
+            for each in (here, there, OneTaskSource(spark, here))
         ]
         assert rows[0] == rows[1] == rows[2]
 

@@ -36,18 +36,17 @@ GRID = [
 ]  # fmt: skip
 
 
-def story(*, length=120, step_ms=130):
-    """Three processes; each ack comes twice, every fifth much later; "new" begins in the second half."""
-    late = [Event(1_000 + step_ms * (entry + 40), ACK, 1 + entry // 20, entry % 20, entry % 20)
-            for entry in range(0, length, 5)]  # fmt: skip
-    soon = [Event(1_000 + step_ms * entry, ACK, 1 + entry // 20, entry % 20, entry % 20)
-            for entry in range(length) if entry % 5]  # fmt: skip
-    died = [Event(9_001, EventKind.CRASH), Event(9_002, EventKind.RECOVER)]
-    persists = [Event(1_000 + 977 * number, kind) for number in range(length * step_ms // 977)
+def story():
+    """Acks, some twice, every fifth much later; persists, a crash; "new" begins in the second half."""
+    acks = [(1_000 + 130 * (entry if entry % 5 else entry + 40), entry) for entry in range(120)]
+    acks = [Event(ts_ms, ACK, 1 + entry // 20, entry % 20, entry % 20) for ts_ms, entry in acks]
+    persists = [Event(1_000 + 977 * number, kind) for number in range(15)
                 for kind in (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED)]  # fmt: skip
-    hot = sorted([*late, *soon, *soon[::3], *persists, *died], key=lambda event: (event.ts_ms, event.kind >= 5))
-    published = [Event(950 + 20 * step_ms * number, PUBLISH, 1 + number, 0, 19) for number in range(length // 20)]
-    return {"": published, "hot": hot, "cold": soon[::10], "new": soon[len(soon) // 2 :]}
+    died = [Event(9_001, EventKind.CRASH), Event(9_002, EventKind.RECOVER)]
+    hot = sorted([*acks, *acks[1::3], *persists, *died], key=lambda event: (event.ts_ms, event.kind >= 5))
+    published = [Event(950 + 2_600 * number, PUBLISH, 1 + number, 0, 19) for number in range(6)]
+    cold = sorted(acks[::10], key=lambda event: event.ts_ms)
+    return {"": published, "hot": hot, "cold": cold, "new": [each for each in hot[-60:] if each.kind == ACK]}
 
 
 def write(path, events_of):

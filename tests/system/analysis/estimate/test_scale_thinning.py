@@ -1,4 +1,4 @@
-"""Chunks made small before they are brought together: the same answer to the message; and that this can fail."""
+"""Chunks made small before they are brought together: the same answer to the message."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pyroaring import BitMap
 
 import montecarlo
 from ackstate.analysis.estimate import chunks as thinning
-from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay import acked
-from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk
-from ackstate.analysis.replay.curves import Histogram
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.spark.source import SparkSource
-from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
-from chunks import chunk_of
+from montecarlo import chunk_of
 from strategies import few
 from trace_files import table_of_rows
 
@@ -77,18 +72,6 @@ def outcome(chunks, log, end_ms):
     return values, sums
 
 
-def assert_the_same(trace, sizes):
-    events, log = trace
-    chunks, end_ms = chunks_of(events, sizes), events[-1].ts_ms + 450
-    small = [thinning.decode(memoryview(thinning.encode(thinning.compact(chunk)))) for chunk in chunks]
-    # Differences would be printed in full, which takes minutes.
-    is_same = outcome(small, log, end_ms) == outcome(chunks, log, end_ms)
-    assert is_same
-
-
-test_a_thinned_trace_says_the_same = pytest.mark.slow(few(given(persisted_traces(), SIZES)(assert_the_same)))
-
-
 def row_of(name, seq, chunk):
     times = {"first_ts_ms": int(chunk.ts_ms[0]), "last_ts_ms": int(chunk.ts_ms[-1])}
     lists = {column: values.tolist() for column, values in zip(acked.EventChunk._fields, chunk, strict=True)}
@@ -106,7 +89,27 @@ def packed_chunks(batches):
     return {name: [chunks[seq] for seq in sorted(chunks)] for name, chunks in found.items()}
 
 
-def assert_workers_say_the_same(traces, chance):
+def is_as_costly(policy, sums, others):
+    """Tell whether sums are equal; acks given at once may leave a bitmap in the other of two forms that are as large.
+
+    These few bytes move a compaction, so that bytes are compared only where none is due.
+    """
+    *sums, costs = sums
+    *others, other_costs = others
+    stored = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max"), 0)
+    differences = [abs(getattr(costs, name) - getattr(other_costs, name)) for name in stored]
+    is_near = policy is COMPACTING or max(differences) <= 10 * costs.write_count
+    return sums == others and is_near and costs._replace(**stored) == other_costs._replace(**stored)
+
+
+CUT_TRACES = st.tuples(*[st.tuples(persisted_traces(), SIZES)] * 2)
+
+
+@pytest.mark.slow
+@few
+@given(CUT_TRACES, st.randoms(use_true_random=False))
+def test_a_thinned_trace_says_the_same(traces, chance):
+    """Two workers make chunks small that come in any order."""
     rows = []
     for name, ((events, _), sizes) in zip("ab", traces, strict=True):
         seq = 0
@@ -122,42 +125,9 @@ def assert_workers_say_the_same(traces, chance):
         (values, sums), (values_apart, sums_apart) = (
             outcome(chunks, log, end_ms) for chunks in (found[name], chunks_of(events, sizes))
         )
+        # Differences would be printed in full, which takes minutes.
         is_same = values == values_apart and all(map(is_as_costly, POLICIES, sums, sums_apart))
         assert is_same
-
-
-def is_as_costly(policy, sums, others):
-    """Tell whether sums are equal; acks given at once may leave a bitmap in the other of two forms that are as large.
-
-    These few bytes move a compaction, so that bytes are compared only where none is due.
-    """
-    *sums, costs = sums
-    *others, other_costs = others
-    stored = dict.fromkeys(("bytes_written", "bytes_kept", "bytes_kept_max"), 0)
-    differences = [abs(getattr(costs, name) - getattr(other_costs, name)) for name in stored]
-    is_near = policy is COMPACTING or max(differences) <= 10 * costs.write_count
-    return sums == others and is_near and costs._replace(**stored) == other_costs._replace(**stored)
-
-
-CUT_TRACES = st.tuples(*[st.tuples(persisted_traces(), SIZES)] * 2)
-test_chunks_put_together_say_the_same = pytest.mark.slow(
-    few(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))
-)
-
-
-@pytest.mark.slow
-def test_it_catches_chunks_put_together_that_do_not_follow_each_other(monkeypatch):
-    def all_of_a_subscription(batch, *_, **__):
-        keys = list(zip(batch["subscription"].to_pylist(), batch["first_seq"].to_pylist(), strict=True))
-        return [
-            sorted((row for row, key in enumerate(keys) if key[0] == name), key=lambda row: keys[row][1])
-            for name in {name for name, _ in keys}
-        ]
-
-    monkeypatch.setattr(thinning, "_runs", all_of_a_subscription)
-    search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
-    with pytest.raises((AssertionError, TraceError)):
-        search(given(CUT_TRACES, st.randoms(use_true_random=False))(assert_workers_say_the_same))()
 
 
 def test_what_is_put_together_has_no_more_events_than_a_few_chunks(monkeypatch):
@@ -178,83 +148,11 @@ def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
     assert {column.dtype for column in found} == {np.dtype(np.int64)}
 
 
-def test_a_thinned_chunk_takes_few_bytes():
-    events = [Event(1_700_000_000_000 + at // 10, EventKind.ACK, 3 + at // 8_000, at % 8_000 ^ 1, at % 8_000 ^ 1)
-              for at in range(16_000)]  # fmt: skip
-    small = thinning.encode(thinning.compact(chunks_of(events, [])[0]))
-    # Of each ack which event it is of, how far it is from the one before, and how long.
-    assert len(small) < 4 * len(events)
-
-
-def assert_it_differs():
-    search = settings(max_examples=200, database=None, derandomize=True, deadline=None, phases=[Phase.generate])
-    with pytest.raises(AssertionError):
-        search(given(persisted_traces(), SIZES)(assert_the_same))()
-
-
-@pytest.mark.slow
-def test_it_catches_an_entry_that_two_chunks_ack(monkeypatch):
-    monkeypatch.setattr(acked, "_kept", lambda runs, entries: runs)
-    assert_it_differs()
-
-
-@pytest.mark.slow
-def test_it_catches_acks_joined_over_a_persist(monkeypatch):
-    monkeypatch.setattr(thinning, "_MARKS", ())
-    monkeypatch.setattr(thinning, "_PLAIN", tuple(EventKind)[:7])
-    assert_it_differs()
-
-
-def test_a_thinned_chunk_has_an_event_a_millisecond():
-    events = [Event(ts_ms // 100, EventKind.ACK, 3, ts_ms, ts_ms) for ts_ms in range(1_000)]
-    small = thinning.compact(chunks_of(events, [])[0])
-    assert isinstance(small, CompactChunk)
-    assert small.ts_ms.tolist() == list(range(10))
-    assert small.news.event.tolist() == list(range(10))
-    assert (small.news.end - small.news.first).tolist() == [100] * 10
-
-
-def test_a_histogram_with_many_values_asks_to_be_written_down():
-    histogram, values = Histogram(), np.arange(65_536)
-    histogram.add(values, np.ones_like(values))
-    assert not histogram.is_large
-    histogram.add(values, np.ones_like(values))
-    assert not histogram.is_large
-    histogram.add(values[:1] + 10**9, np.ones(1, np.int64))
-    histogram.add(values, np.ones_like(values))
-    assert histogram.is_large
-    value, duration_ms = histogram.columns()
-    assert (len(value), duration_ms.sum(), duration_ms[0]) == (65_537, 3 * 65_536 + 1, 3)
-
-
-def events_of(shift):
-    found = [Event(entry // 3, EventKind.ACK, 3, entry ^ shift, entry ^ shift) for entry in range(200)]
-    found[70:70] = [Event(found[70].ts_ms, kind, -1, -1, -1, 1) for kind in (5, 6)]
-    # Twice in different chunks, and all at once.
-    return [*found, *(Event(90, EventKind.ACK, 3, entry, entry) for entry in range(5)), Event(99, 4, 3, 0, 280)]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_spark_and_this_process_find_the_same(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 40)
-    monkeypatch.setattr(trace_chunks, "_CHUNKS_PER_ROW_GROUP", 2)
-    frames = [Frame(topic, name, events_of(shift)) for topic in "tu" for shift, name in ((5, "a"), (9, "b"))]
-    parquet.write_trace([*frames, Frame("t", "", [Event(0, EventKind.PUBLISH, 3, 0, 299)])], tmp_path / "trace")
-    grid = [*POLICIES, Policy.from_mapping({"range_count_max": 1})]
-    path = tmp_path / "trace"
-    found = [
-        sorted(tuple(row.values()) for row in estimates(each, grid).collect())
-        for each in (SparkSource.of(spark, path), LocalSource.of(path))
-    ]
-    assert len(found[0]) == len(grid) * 8  # subscriptions, topics, the namespace without a name, and all
-    assert all(each == found[0] for each in found)
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_chunk_whose_columns_do_not_belong_together_is_named(spark, tmp_path):
-    parquet.write_trace([Frame("t", "a", events_of(5))], tmp_path / "trace")
+    acks = [Event(entry, EventKind.ACK, 3, entry, entry) for entry in range(200)]
+    parquet.write_trace([Frame("t", "a", acks)], tmp_path / "trace")
     (file,) = (tmp_path / "trace").glob("*.parquet")
     table = pq.read_table(file)
     cells = table["kind"].to_pylist()
@@ -263,22 +161,3 @@ def test_a_chunk_whose_columns_do_not_belong_together_is_named(spark, tmp_path):
     pq.write_table(damaged, file)
     with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
         estimates(SparkSource.of(spark, tmp_path / "trace"), [None]).collect()
-
-
-def test_chunks_taken_one_after_another_build_no_sets_of_what_they_ack(monkeypatch):
-    """Sets are built where chunks are made small, so that a subscription with most of a trace uses all cores."""
-    built = []
-    for name in ("_bitmap", "bitmap_of_runs"):
-        real = getattr(acked, name)
-        monkeypatch.setattr(acked, name, lambda *args, real=real: built.append(len(args[0])) or real(*args))
-    events = [Event(1_000 + number, EventKind.ACK, 3 + number % 2, 2 * number, 2 * number) for number in range(600)]
-    chunks = [
-        thinning.decode(memoryview(thinning.encode(thinning.compact(chunk)))) for chunk in chunks_of(events, [200] * 2)
-    ]
-    assert sum(built) == len(events)
-    built.clear()
-    fold = AckAccumulator()
-    news = [fold.take(chunk) for chunk in chunks]
-    assert built == []
-    assert sum(len(runs.event) for runs in news) == len(events)
-    assert fold.acked == {3: BitMap(range(0, 1_200, 4)), 4: BitMap(range(2, 1_200, 4))}

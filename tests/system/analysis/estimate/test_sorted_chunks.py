@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ackstate.analysis.estimate.engine import LocalSource
@@ -27,52 +29,27 @@ WAYS = {
 }
 
 
-# Both engines look at chunks by the same code, whatever follows.
-HERE = [("local", way) for way in WAYS]
-SPARK_MARKS = [pytest.mark.spark, pytest.mark.slow]
-
-
-@pytest.fixture
-def source_of(request):
-    """Return the source of an engine."""
-    if request.param == "local":
-        return LocalSource.of
-    from ackstate.analysis.spark.source import SparkSource
-
-    spark = request.getfixturevalue("spark")
-    return lambda path: SparkSource.of(spark, path)
-
-
 def refused(source, way, path):
     with pytest.raises(TraceError) as caught, readable_failures(path):
         WAYS[way](source)
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("source_of", "way"),
-    [*HERE, pytest.param("spark", "a counted policy", marks=SPARK_MARKS)],
-    indirect=["source_of"],
-)
-def test_only_what_was_published_may_be_acked(source_of, tmp_path, way):
+@pytest.mark.parametrize("way", WAYS)
+def test_only_what_was_published_may_be_acked(tmp_path, way):
     def source(name, *events, topic="t"):
         frames = [Frame("t", "", PUBLISHED), Frame("t", "s", SOUND), Frame(topic, "r", [*events, *SOUND[-1:]])]
         parquet.write_trace(frames, tmp_path / name)
-        return source_of(tmp_path / name)
+        return LocalSource.of(tmp_path / name)
 
     WAYS[way](source("sound"))
     WAYS[way](source("another topic", Event(7, ACK, 9, 9, 9), topic="without an event of its published entries"))
     for name, event, said in (
         ("entry", Event(7, ACK, 4, 2, 5), "4:5 of t is acked, but the ledger was published up to entry 4"),
-        (
-            "mark-delete",
-            Event(7, MARK_DELETE, 3, 0, 20),
-            "3:20 of t is acked, but the ledger was published up to entry 19",
-        ),
+        ("upto", Event(7, MARK_DELETE, 3, 0, 20), "3:20 of t is acked, but the ledger was published up to entry 19"),
         ("ledger", Event(7, ACK, 5, 0, 0), "5:0 of t is acked, but the ledger was published not at all"),
     ):
-        told = refused(source(name, event), way, tmp_path / name)
-        assert f"{said}: run ackstate trace check for details" in told
+        assert f"{said}: run ackstate trace check for details" in refused(source(name, event), way, tmp_path / name)
 
 
 def first_seq(value):
@@ -80,23 +57,21 @@ def first_seq(value):
 
 
 def earlier(by_ms):
-    return lambda row: (
-        row
-        | {
-            "ts_ms": [ts_ms - by_ms for ts_ms in row["ts_ms"]],
-            "first_ts_ms": row["first_ts_ms"] - by_ms,
-            "last_ts_ms": row["last_ts_ms"] - by_ms,
-        }
-    )
+    return lambda row: row | {
+        "ts_ms": [ts_ms - by_ms for ts_ms in row["ts_ms"]], "first_ts_ms": row["first_ts_ms"] - by_ms,
+        "last_ts_ms": row["last_ts_ms"] - by_ms,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source_of", "way"),
-    [*HERE, pytest.param("spark", "a counted policy", marks=[*SPARK_MARKS, pytest.mark.soak])],
-    indirect=["source_of"],
-)
-def test_only_chunks_that_follow_one_another_pass(source_of, tmp_path, monkeypatch, way):
+@pytest.mark.parametrize("way", [*WAYS, pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+def test_only_chunks_that_follow_one_another_pass(request, tmp_path, monkeypatch, way):
+    """Both engines look at chunks by the same code, whatever follows."""
     monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
+    source_of = LocalSource.of
+    if way == "spark":
+        from ackstate.analysis.spark.source import SparkSource
+
+        source_of, way = partial(SparkSource.of, request.getfixturevalue("spark")), "a counted policy"
     acks = [Event(10 * entry + 5, ACK, 1, entry, entry) for entry in range(6)]
     published = [Event(entry, PUBLISH, 1, entry, entry) for entry in range(6)]
     parquet.write_trace([Frame("t", "", published), Frame("t", "s", acks)], tmp_path / "sound")

@@ -11,6 +11,7 @@ import sysconfig
 import venv
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from ackstate.analysis.spark.cluster import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
-from command_line import assert_one_line, run_each_apart
+from command_line import assert_one_line, run, run_each_apart
 from spark_daemons import JAVA_OPTIONS, environment_of
 
 POLICY = "flush_interval_ms=50"
@@ -153,15 +154,6 @@ def main_of(words):
     return ended.value.code
 
 
-def refused(words, capsys):
-    """Return the one line that a command says that cannot do its work."""
-    assert main_of(words) == 2
-    said = capsys.readouterr()
-    assert not said.out
-    (line,) = said.err.splitlines()
-    return line
-
-
 @pytest.fixture
 def no_java(monkeypatch):
     """Let no virtual machine be started."""
@@ -172,19 +164,18 @@ def no_java(monkeypatch):
     monkeypatch.setattr("ackstate.analysis.spark.session.start_java", launch)
 
 
-def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys, no_java):
+@pytest.mark.usefixtures("no_java")
+def test_a_master_that_is_not_there_is_named_before_java_starts(tmp_path, capsys):
+    trace = some_trace(tmp_path / "trace")
     with socket.socket() as taken:
         # Bound, and not listened on.
         taken.bind(("127.0.0.1", 0))
         url = f"spark://127.0.0.1:{taken.getsockname()[1]}"
-        line = refused(["redelivery", str(some_trace(tmp_path / "trace")), "--master", url], capsys)
-    assert line == f"ackstate: no Spark master at {url}: Connection refused; start it, or give another --master"
-
-
-@pytest.mark.parametrize("master", ["", "7077", "http://h:1", "spark://h", "spark://h:x", "local[", "spark://h:1,"])
-def test_what_is_no_master_is_refused(tmp_path, capsys, no_java, master):
-    line = refused(["redelivery", str(some_trace(tmp_path / "trace")), "--master", master], capsys)
-    assert f"got {master!r}" in line
+        outcome = run(capsys, "redelivery", trace, "--master", url)
+    said = f"ackstate: no Spark master at {url}: Connection refused; start it, or give another --master"
+    assert_one_line(outcome, said)
+    for master in ("", "7077", "http://h:1", "spark://h", "spark://h:x", "local[", "spark://h:1,"):
+        assert_one_line(run(capsys, "redelivery", trace, "--master", master), f"got {master!r}")
 
 
 def test_one_master_of_several_is_enough():
@@ -198,23 +189,16 @@ def test_one_master_of_several_is_enough():
             cluster.check_master(f"spark://127.0.0.1:{ports[0]}")
 
 
-class Spark:
-    """A session with this many processes, one of which is the driver."""
-
-    def __init__(self, processes):
-        self.sparkContext = self._jsc = self
-        self.sc = lambda: self
-        self.getExecutorMemoryStatus = lambda: self
-        self.size = lambda: processes
-
-
 def test_a_cluster_that_starts_nothing_is_given_up(monkeypatch):
     monkeypatch.setattr(cluster, "EXECUTOR_SECONDS", 0.0)
+    spark = Mock()
+    spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size.return_value = 1  # the driver
     with pytest.raises(cluster.ClusterError, match=r"spark://h:1 has started no executor in 0 s"):
-        cluster.await_executor(Spark(1), "spark://h:1")
-    cluster.await_executor(Spark(2), "spark://h:1")
+        cluster.await_executor(spark, "spark://h:1")
     # YARN may let a job wait for its turn.
-    cluster.await_executor(Spark(1), "yarn")
+    cluster.await_executor(spark, "yarn")
+    spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size.return_value = 2
+    cluster.await_executor(spark, "spark://h:1")
 
 
 def test_what_spark_gives_up_is_told_in_our_words():
@@ -241,24 +225,18 @@ def test_the_package_is_importable_the_same_each_time_and_whole(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "b.zip"]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ([1, 2], "chunk 0 of subscription 's' of t is missing"),
-        ([0, 1, 3], "chunk 2 of subscription 's' of t is missing"),
-        ([0, 1, 1], "chunk 1 of subscription 's' of t occurs several times"),
-        ([0, -1], "chunk -1 of subscription 's' of t is invalid"),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "said"), [
+    ([1, 2], "chunk 0 of subscription 's' of t is missing"), ([0, 1, 3], "chunk 2 of subscription 's' of t is missing"),
+    ([0, 1, 1], "chunk 1 of subscription 's' of t occurs several times"),
+    ([0, -1], "chunk -1 of subscription 's' of t is invalid"),
+])  # fmt: skip
 def test_chunks_are_counted_in_a_bit_each(tmp_path, numbers, said):
-    good = parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, 0, 0)])], tmp_path / "good")
-    assert good == 1
+    parquet.write_trace([Frame("t", "s", [Event(1, EventKind.ACK, 1, 0, 0)])], tmp_path / "good")
     whole = pq.read_table(tmp_path / "good" / parquet.FIRST_FILE)
-    row = whole.to_pylist()[0]
+    (row,) = whole.to_pylist()
     table = pa.Table.from_pylist([row | {"chunk": number} for number in numbers], whole.schema)
     pq.write_table(table, tmp_path / "bad.parquet")
     with pytest.raises(TraceError, match=said):
         parquet.check_trace(tmp_path / "bad.parquet")
     span = parquet.check_trace(tmp_path / "good")
-    assert span[:3] == (1, 1, 1)
-    assert (span.row_groups_max, span.size_bytes > 0) == (1, True)
+    assert (*span[:3], span.row_groups_max, span.size_bytes > 0) == (1, 1, 1, 1, True)

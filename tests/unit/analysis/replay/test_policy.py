@@ -12,18 +12,18 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 
 
-def test_a_policy_is_made_of_texts():
-    policy = Policy.from_mapping(
-        {
-            "flush-interval-ms": "5000",
-            "format": "pulsar",
-            "become_old_ack_record_seconds": "2",
-            "range_count_max": "none",
-        }
-    )
-    assert policy.cursor == CursorConfig(
-        format=Format.PULSAR, flush_interval_ms=5_000, become_old_ack_record_seconds=2, range_count_max=None
-    )
+@pytest.mark.parametrize(("texts", "settings"), [
+    ({"flush-interval-ms": "5000", "format": "pulsar", "range_count_max": "none"},
+     {"flush_interval_ms": 5_000, "format": Format.PULSAR, "range_count_max": None}),
+    # Times are durations.
+    ({"flush_interval_ms": "5s", "ledger-rollover-ms": "4h", "become_old_ack_record_seconds": "5m"},
+     {"flush_interval_ms": 5_000, "ledger_rollover_ms": 14_400_000, "become_old_ack_record_seconds": 300}),
+    ({"become_old_ack_record_seconds": "2", "mark_delete_rate_limit": " 0.5 ", "batch_index_acks": "False"},
+     {"become_old_ack_record_seconds": 2, "mark_delete_rate_limit": 0.5, "batch_index_acks": False}),
+])  # fmt: skip
+def test_a_policy_is_made_of_texts(texts, settings):
+    policy = Policy.from_mapping(texts)
+    assert policy == Policy(CursorConfig(**settings)) == Policy.from_mapping(settings)
     assert Policy.from_mapping(policy.to_mapping()) == policy
 
 
@@ -34,6 +34,7 @@ def test_a_policy_is_made_of_texts():
         ({"flush_interval_ms": "soon"}, "flush_interval_ms must be a duration such as 500ms, 5s, 1m or 1h, got 'soon'"),
         ({"flush_interval_ms": -1}, "flush_interval_ms must be at least 0, got -1"),
         ({"flush_interval_ms": True}, "flush_interval_ms must not be a boolean, got True"),
+        ({"become_old_ack_record_seconds": "500ms"}, "must be a whole number of seconds, got 500ms"),
         ({"keep": "BEST"}, "keep must be one of LOWEST, WIDEST, got 'BEST'"),
         ({"become_old_ack_record_seconds": "AUTO"}, "become_old_ack_record_seconds must be a duration .*, got 'AUTO'"),
         ({"ledger_writable": "maybe"}, "ledger_writable must be one of true, false"),

@@ -6,7 +6,7 @@ import pytest
 
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
-from replay_runs import replayed
+from montecarlo import replayed
 
 ACK, MARK_DELETE, RECOVER, CRASH = EventKind.ACK, EventKind.MARK_DELETE, EventKind.RECOVER, EventKind.CRASH
 BATCH, COMMAND, DELIVER = EventKind.BATCH, EventKind.COMMAND, EventKind.DELIVER

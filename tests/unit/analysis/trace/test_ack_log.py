@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,13 @@ from trace_files import read_back, write
 
 VECTORS = Path(__file__).parents[3] / "vectors"
 PUBLISH, ACK, CRASH = EventKind.PUBLISH, EventKind.ACK, EventKind.CRASH
-MARK_DELETE, BATCH, COMMAND = EventKind.MARK_DELETE, EventKind.BATCH, EventKind.COMMAND
+MARK_DELETE, BATCH = EventKind.MARK_DELETE, EventKind.BATCH
 RUN = {
     "topic": "t", "subscription": "s", "entries": [[4, 0, 2], [6, 10, 11]], "batch_sizes": None, "t_end_ms": 90,
     "broker_acks_ms": [[8, 45, [0, 1, 3]], [9, 12, [4]]], "pulsar": "4.2.4",
 }  # fmt: skip
 BATCHES = RUN | {"batch_sizes": [3, 70, 2, 5, 1], "index_ack": True}
+DIED = Event(90, CRASH)
 
 
 def converted(tmp_path, *runs):
@@ -31,11 +31,13 @@ def converted(tmp_path, *runs):
     return read_back(tmp_path / "trace")
 
 
-def test_commands_become_acks_in_the_order_in_which_they_were_handled(tmp_path):
+def test_a_trace_of_a_log_holds_what_was_acked(tmp_path):
+    """Commands are in the order in which they were handled."""
     assert converted(tmp_path, RUN) == {
         ("t", ""): [Event(0, PUBLISH, 4, 0, 2), Event(0, PUBLISH, 6, 10, 11)],
-        ("t", "s"): [Event(12, ACK, 6, 11, 11), Event(45, ACK, 4, 0, 1), Event(45, ACK, 6, 10, 10), Event(90, CRASH)],
+        ("t", "s"): [Event(12, ACK, 6, 11, 11), Event(45, ACK, 4, 0, 1), Event(45, ACK, 6, 10, 10), DIED],
     }
+    assert check_events(tmp_path / "trace").kinds == {"publish": 2, "ack": 3, "crash": 1}
 
 
 def test_batches_are_counted_in_messages(tmp_path):
@@ -45,17 +47,16 @@ def test_batches_are_counted_in_messages(tmp_path):
     assert found["t", ""] == [Event(0, PUBLISH, 4, 0, 74), Event(0, PUBLISH, 6, 0, 5)]
     assert found["t", "s"] == [
         Event(2, ACK, 4, 0, 2), Event(4, BATCH, 4, 3, 72), Event(4, ACK, 4, 8, 8), Event(4, ACK, 4, 68, 72),
-        Event(6, ACK, 6, 0, 5), Event(90, CRASH),
+        Event(6, ACK, 6, 0, 5), DIED,
     ]  # fmt: skip
 
 
-def test_a_part_of_a_batch_is_ignored_where_the_broker_ignores_it(tmp_path):
-    acks = [[1, 2, [[0, [4]]]], [3, 4, [[0, [0]]]]]
-    config = {"acknowledgmentAtBatchIndexLevelEnabled": "false"}
-    for change in ({"index_ack": False}, {"config": config}):
-        found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks} | change)
-        assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), Event(90, CRASH)]
-        shutil.rmtree(tmp_path / "trace")
+@pytest.mark.parametrize("change", [
+    {"index_ack": False}, {"config": {"acknowledgmentAtBatchIndexLevelEnabled": "false"}},
+])  # fmt: skip
+def test_a_part_of_a_batch_is_ignored_where_the_broker_ignores_it(tmp_path, change):
+    found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[0, [4]]]], [3, 4, [[0, [0]]]]]} | change)
+    assert found["t", "s"] == [Event(4, ACK, 4, 0, 2), DIED]
 
 
 def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
@@ -63,49 +64,36 @@ def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
     found = converted(tmp_path, BATCHES | {"broker_acks_ms": acks})
     assert found["t", "s"] == [
         Event(2, BATCH, 4, 3, 72), Event(2, MARK_DELETE, 4, 0, 3), Event(4, MARK_DELETE, 4, 0, 74),
-        Event(6, ACK, 6, 5, 5), Event(90, CRASH),
+        Event(6, ACK, 6, 5, 5), DIED,
     ]  # fmt: skip
 
 
-def test_commands_of_one_millisecond_are_told_apart(tmp_path):
-    found = converted(tmp_path, RUN | {"broker_acks_ms": [[8, 12, [0]], [9, 12, [2]], [9, 13, [3]]]})
-    assert found["t", "s"] == [
-        Event(12, ACK, 4, 0, 0), Event(12, COMMAND), Event(12, ACK, 4, 2, 2), Event(13, ACK, 6, 10, 10),
-        Event(90, CRASH),
-    ]  # fmt: skip
-
-
-def test_times_before_the_first_command_begin_the_trace(tmp_path):
-    run = RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0}
-    assert converted(tmp_path, run)["t", "s"] == [
-        Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0), Event(30, CRASH),
-    ]  # fmt: skip
-    assert converted(tmp_path / "closed", run | {"end": "term"})["t", "s"][-1] == Event(25, ACK, 4, 0, 0)
-
-
-def test_negative_words_are_those_of_java(tmp_path):
-    found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]})
-    assert found["t", "s"] == [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 67), Event(90, CRASH)]
-
-
-def test_a_word_that_is_missing_has_no_unacked_message(tmp_path):
-    """Java's BitSet omits the last words if they are 0."""
-    found = converted(tmp_path, BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1]]]], [3, 4, [[2, []]]]]})
-    assert found["t", "s"] == [
-        Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), Event(90, CRASH),
-    ]  # fmt: skip
+@pytest.mark.parametrize(("run", "events"), [
+    # Commands of one millisecond are told apart.
+    (RUN | {"broker_acks_ms": [[8, 12, [0]], [9, 12, [2]], [9, 13, [3]]]},
+     [Event(12, ACK, 4, 0, 0), Event(12, EventKind.COMMAND), Event(12, ACK, 4, 2, 2), Event(13, ACK, 6, 10, 10), DIED]),
+    # Times before the first command begin the trace.
+    (RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0},
+     [Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0), Event(30, CRASH)]),
+    (RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0, "end": "term"},
+     [Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0)]),
+    # Negative words are those of Java, whose BitSet omits the last words if they are 0.
+    (BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]},
+     [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 67), DIED]),
+    (BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1]]]], [3, 4, [[2, []]]]]},
+     [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), DIED]),
+])  # fmt: skip
+def test_commands_are_read_as_the_broker_means_them(tmp_path, run, events):
+    assert converted(tmp_path, run)["t", "s"] == events
 
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"broker_acks_ms": [[1, 2, [5]]]}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": [[1, 2, [-1]]]}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": [[1, "2", [1]]]}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": 7}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": [[1, 2, [1], "Cumulated"]]}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": [[1, 2, [], "Cumulative"]]}, Wrong.WRONG_TYPE),
-        ({"broker_acks_ms": [[1, 2, [5], "Cumulative"]]}, Wrong.WRONG_TYPE),
+        *(({"broker_acks_ms": acks}, Wrong.WRONG_TYPE) for acks in (
+            [[1, 2, [5]]], [[1, 2, [-1]]], [[1, "2", [1]]], 7, [[1, 2, [1], "Cumulated"]], [[1, 2, [], "Cumulative"]],
+            [[1, 2, [5], "Cumulative"]],
+        )),
         ({"batch_sizes": [1, 2]}, Wrong.WRONG_TYPE),
         ({"entries": None}, Wrong.WRONG_TYPE),
         ({"topic": None}, Wrong.MISSING),
@@ -113,7 +101,7 @@ def test_a_word_that_is_missing_has_no_unacked_message(tmp_path):
         ({"entries": [[4, 0, 10**15]]}, Wrong.WRONG_TYPE),
         ({"batch_sizes": [10**15, 1, 1, 1, 1]}, Wrong.WRONG_TYPE),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_cannot_be_read_is_named(tmp_path, change, wrong):
     with pytest.raises(TraceError, match=rf"{wrong.value}: \d+, .* line 2 "):
         converted(tmp_path, RUN | {"topic": "other"}, RUN | change)
@@ -131,19 +119,12 @@ def test_two_runs_of_one_name_are_two_cursors(tmp_path):
         converted(tmp_path, RUN, later)
 
 
-def test_a_trace_of_a_log_holds_what_was_acked(tmp_path):
-    converted(tmp_path, RUN)
-    assert check_events(tmp_path / "trace").kinds == {"publish": 2, "ack": 3, "crash": 1}
-
-
 @pytest.mark.slow
 def test_the_runs_of_real_brokers_are_taken_whole(tmp_path):
     done = convert([VECTORS / "broker-redelivery.jsonl.gz"], tmp_path / "trace")
     assert done.bad_rows.count == 0
-    with gzip.open(VECTORS / "broker-redelivery.jsonl.gz") as file:
-        runs = [json.loads(line) for line in file]
     found = read_back(tmp_path / "trace")
-    for run in runs:
+    for run in map(json.loads, gzip.decompress((VECTORS / "broker-redelivery.jsonl.gz").read_bytes()).splitlines()):
         mine = found[run["topic"], run["subscription"]]
         acked = EntrySet()
         for event in mine:

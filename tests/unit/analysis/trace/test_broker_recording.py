@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,75 @@ import pytest
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.trace.broker_recording import read_recording, recording_files
+from ackstate.analysis.trace.broker_recording import FORMAT, read_recording, recording_files
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.errors import AckStateError, UnsupportedVersionError
 from ackstate.position import Position
-from broker_lines import CONSUMER, LOG, T0, TOPIC, ack, look, mark, opened, sent, start, written
 from command_line import run
 from trace_files import read_back
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "interceptor"
+T0 = 1_700_000_000_000
+TOPIC = "persistent://public/default/t"
+
+
+def start(life="one", ts_ms=T0, **config):
+    return {
+        "kind": "start", "format": FORMAT, "version": 1, "ts_ms": ts_ms, "broker": "host", "life": life,
+        "timer_first_ms": T0, "timer_last_ms": T0, "config": config,
+    }  # fmt: skip
+
+
+CONSUMER = {"kind": "subject", "subject": 0, "topic": TOPIC, "subscription": "s", "consumer": "c", "type": "Shared"}
+LOG = {"kind": "subject", "subject": 1, "topic": TOPIC}
+
+
+def opened(at, mark_delete="3:-1", deleted="[]"):
+    ts_ms = T0 + at
+    return {
+        "kind": "consumer", "subject": 0, "ts_ms": ts_ms, "opened_ms": ts_ms, "mark_delete": mark_delete,
+        "deleted": deleted,
+    }  # fmt: skip
+
+
+def sent(at, *entries, messages=1, kind="deliver"):
+    subject = 1 if kind == "publish" else 0
+    return {
+        "kind": kind, "subject": subject, "ts_ms": T0 + at, "until_ms": T0 + at, "messages": messages,
+        "entries": list(entries),
+    }  # fmt: skip
+
+
+def ack(at, *entries, before=(-1, -1), after=None, kind="Individual", received=None):
+    return {
+        "kind": "ack", "subject": 0, "ts_ms": T0 + at, "received_ms": T0 + (at if received is None else received),
+        "type": kind, "before": list(before), "after": list(before if after is None else after),
+        "entries": list(entries),
+    }  # fmt: skip
+
+
+def look(at, ledger_id, begun, written, mark_delete):
+    return {
+        "kind": "look", "subject": 0, "ts_ms": T0 + at, "ledger_id": ledger_id, "begun": begun, "written": written,
+        "mark_delete": mark_delete,
+    }  # fmt: skip
+
+
+def mark(kind, at, **more):
+    return {"kind": kind, "ts_ms": T0 + at, **more}
+
+
+def written(directory, *lines, number=0):
+    """Write a file of a killed broker, whose compressed stream has no end; return the directory."""
+    directory.mkdir(exist_ok=True)
+    packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    data = packer.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    (directory / f"ackstate-{number}.jsonl.gz").write_bytes(data + packer.flush(zlib.Z_SYNC_FLUSH))
+    return directory
+
+
 KILLED = (
     start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 9], kind="publish"), sent(2, [3, 0, 9]),
     ack(10, [3, 0, 1], [3, 4, 5]), look(50, 7, 1, 1, "3:1"), ack(60, [3, 7, 7], before=[7, 1], after=[7, 1]),
@@ -34,64 +93,93 @@ AGAIN = (
 )  # fmt: skip
 
 
+def events_of(recording, trace, subscription="s"):
+    """Convert a recording, and return each event as time, kind, ledger, first and last entry."""
+    convert([recording], trace)
+    return [
+        (each.ts_ms - T0, each.kind.name.lower(), *each[2:5]) for each in read_back(trace)[TOPIC, subscription]
+    ]  # fmt: skip
+
+
+def entries(*told, ledger_id=3):
+    """Spell events out: of time, kind and maybe first and last entry."""
+    return [(*each, *(-1, -1, -1)) if len(each) == 2 else (*each[:2], ledger_id, *each[2:]) for each in told]
+
+
 def test_a_kill_and_what_it_redelivers(tmp_path):
     recording = written(tmp_path / "r", *KILLED)
     written(recording, *AGAIN, number=1)
-    assert convert([recording], tmp_path / "trace").dropped == 0
-    events = read_back(tmp_path / "trace")[TOPIC, "s"]
-    assert [(each.ts_ms - T0, each.kind.name.lower(), each.first_entry, each.last_entry) for each in events] == [
-        (2, "deliver", 0, 9), (10, "ack", 0, 1), (10, "ack", 4, 5), (50, "persist_begun", -1, -1),
-        (50, "persist_ended", -1, -1), (60, "ack", 7, 7), (100, "crash", -1, -1), (5_100, "recover", -1, -1),
-        (5_100, "redeliver", 7, 7), (5_200, "deliver", 2, 3), (5_200, "deliver", 6, 9), (5_300, "ack", 7, 7),
-    ]  # fmt: skip
-    assert check_events(tmp_path / "trace").events == 13
+    assert events_of(recording, tmp_path / "trace") == entries(
+        (2, "deliver", 0, 9), (10, "ack", 0, 1), (10, "ack", 4, 5), (50, "persist_begun"), (50, "persist_ended"),
+        (60, "ack", 7, 7), (100, "crash"), (5_100, "recover"), (5_100, "redeliver", 7, 7), (5_200, "deliver", 2, 3),
+        (5_200, "deliver", 6, 9), (5_300, "ack", 7, 7),
+    )  # fmt: skip
+    found = check_events(tmp_path / "trace")
+    assert (found.events, found.dropped_events) == (13, 0)
+    # The unit of a trace is entries.
+    assert read_back(tmp_path / "trace")[TOPIC, ""] == [Event(T0 + 1, EventKind.PUBLISH, 3, 0, 9)]
 
 
-def test_a_broker_dies_at_its_last_line_whichever_broker_is_next(tmp_path):
+@pytest.mark.parametrize("broker", ["host", "another"])
+def test_a_broker_dies_at_its_last_line_whichever_broker_is_next(tmp_path, broker):
     """It writes a line while it lives, even when nothing happens; then it is down for an hour."""
     hour = 3_600_000
-    for broker in ("host", "another"):
-        recording = written(tmp_path / broker, *KILLED, mark("alive", 60_000))
-        again = (CONSUMER, opened(hour + 100, "3:1", "[(3:3..3:5]]"), mark("end", hour + 200))
-        written(recording, start("two", T0 + hour) | {"broker": broker}, *again, number=1)
-        convert([recording], tmp_path / f"trace of {broker}")
-        events = read_back(tmp_path / f"trace of {broker}")[TOPIC, "s"]
-        assert [(each.ts_ms - T0, each.kind.name.lower()) for each in events[-3:]] == [
-            (60_000, "crash"), (hour + 100, "recover"), (hour + 100, "redeliver"),
-        ]  # fmt: skip
+    recording = written(tmp_path / "r", *KILLED, mark("alive", 60_000))
+    again = (CONSUMER, opened(hour + 100, "3:1", "[(3:3..3:5]]"), mark("end", hour + 200))
+    written(recording, start("two", T0 + hour) | {"broker": broker}, *again, number=1)
+    assert events_of(recording, tmp_path / "trace")[-3:] == entries(
+        (60_000, "crash"), (hour + 100, "recover"), (hour + 100, "redeliver", 7, 7)
+    )
 
 
-def test_a_record_covers_the_acks_before_it(tmp_path):
-    """The second record was begun by the second ack; the third is never seen to be written."""
-    recording = written(
-        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]), look(20, 7, 1, 1, "3:-1"),
-        ack(30, [3, 2, 2], before=[7, 1], after=[7, 2]), look(40, 7, 2, 2, "3:-1"),
-        ack(50, [3, 3, 3], before=[7, 2], after=[7, 3]),
-    )  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    events = read_back(tmp_path / "trace")[TOPIC, "s"]
-    assert [each.kind.name.lower() for each in events[1:]] == [
-        "ack", "persist_begun", "persist_ended", "ack", "persist_begun", "persist_ended", "ack", "persist_begun",
-    ]  # fmt: skip
+BEGIN = (start(), CONSUMER, opened(0), sent(1, [3, 0, 9]))
+LIMIT = {"managedLedgerMaxUnackedRangesToPersist": "1", "managedLedgerPersistIndividualAckAsLongArray": "false"}
+# Lines of a recording, and the events that they become after the delivery of 3:0 to 3:9.
+STORIES = {
+    # The second record was begun by the second ack; the third is never seen to be written.
+    "a record covers the acks before it": (
+        [*BEGIN, ack(10, [3, 1, 1]), look(20, 7, 1, 1, "3:-1"), ack(30, [3, 2, 2], before=[7, 1], after=[7, 2]),
+         look(40, 7, 2, 2, "3:-1"), ack(50, [3, 3, 3], before=[7, 2], after=[7, 3])],
+        [(10, "ack", 1, 1), (20, "persist_begun"), (20, "persist_ended"), (30, "ack", 2, 2), (30, "persist_begun"),
+         (40, "persist_ended"), (50, "ack", 3, 3), (50, "persist_begun")],
+    ),
+    "a record that was not seen to be written is under way": (
+        [*BEGIN, ack(10, [3, 1, 1]), look(20, 7, 2, 1, "3:-1")], [(10, "ack", 1, 1), (20, "persist_begun")],
+    ),
+    "a look may come before the ack that began its record": (
+        [*BEGIN, ack(10, [3, 1, 1]), look(20, 7, 1, 1, "3:-1"), look(31, 7, 2, 2, "3:-1"),
+         ack(30, [3, 2, 2], before=(7, 1), after=(7, 2))],
+        [(10, "ack", 1, 1), (20, "persist_begun"), (20, "persist_ended"), (31, "persist_begun"), (31, "persist_ended"),
+         (31, "ack", 2, 2), (31, "persist_begun"), (31, "persist_ended")],
+    ),
+    "acks of a batch from before are known from its delivery": (
+        [*BEGIN[:-1], sent(1, [3, 0, 0, [0b1000]], messages=4), ack(10, [3, 0, 0, [0b0111]])], [(10, "ack", 0, 0)],
+    ),
+    "a batch is acked when all of its messages are": (
+        [*BEGIN[:-1], sent(1, [3, 0, 1], messages=4), ack(10, [3, 0, 0, [0b1010]]), ack(20, [3, 0, 0, [0b0101]]),
+         ack(30, [3, 1, 1, [0b1]])],
+        [(20, "ack", 0, 0)],
+    ),
+    # 4.2 keeps one range more than the limit; the new range displaces one that was durable.
+    "the limit on ranges cuts records": (
+        [start(**LIMIT), *BEGIN[1:], ack(10, [3, 3, 3], [3, 5, 5], [3, 7, 7]), look(20, 7, 1, 1, "3:-1"),
+         ack(30, [3, 1, 1], before=(7, 1), after=(7, 2)), look(40, 7, 2, 2, "3:-1")],
+        [(10, "ack", 3, 3), (10, "ack", 5, 5), (10, "ack", 7, 7), (20, "persist_begun"), (20, "cut_off", 7, 7),
+         (20, "persist_ended"), (30, "ack", 1, 1), (30, "persist_begun"), (30, "cut_off", 7, 7),
+         (30, "displaced", 5, 5), (40, "persist_ended")],
+    ),
+    "a seek resets the cursor": (
+        [*BEGIN, ack(10, [3, 0, 4]), {"kind": "seek", "subject": 0, "ts_ms": T0 + 20, "to": [3, 2]},
+         opened(30, "3:1"), ack(40, [3, 2, 2])],
+        [(10, "ack", 0, 4), (30, "reset"), (30, "redeliver", 2, 4), (40, "ack", 2, 2)],
+    ),
+}  # fmt: skip
 
 
-def test_a_record_that_was_not_seen_to_be_written_is_under_way(tmp_path):
-    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]),
-                        look(20, 7, 2, 1, "3:-1"))  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-2:]] == [
-        EventKind.ACK, EventKind.PERSIST_BEGUN,
-    ]  # fmt: skip
-
-
-def test_a_look_may_come_before_the_ack_that_began_its_record(tmp_path):
-    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 1, 1]),
-                        look(20, 7, 1, 1, "3:-1"), look(31, 7, 2, 2, "3:-1"),
-                        ack(30, [3, 2, 2], before=(7, 1), after=(7, 2)))  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"][-3:]] == [
-        EventKind.ACK, EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED,
-    ]  # fmt: skip
+@pytest.mark.parametrize(("lines", "events"), STORIES.values(), ids=STORIES)
+def test_each_story_has_its_events(tmp_path, lines, events):
+    _, *found = events_of(written(tmp_path / "r", *lines), tmp_path / "trace")
+    assert found == entries(*events)
 
 
 def test_the_first_record_of_a_ledger_may_have_an_older_mark_delete_position(tmp_path, capsys):
@@ -115,22 +203,6 @@ def test_the_first_record_of_a_ledger_may_have_an_older_mark_delete_position(tmp
     assert (status, crash["at_crash_if_written"], crash["at_crash"]) == (0, 3, 3)
 
 
-def test_acks_of_a_batch_from_before_are_known_from_its_delivery(tmp_path):
-    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 0, [0b1000]], messages=4),
-                        ack(10, [3, 0, 0, [0b0111]]))  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    assert [each.kind for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [EventKind.DELIVER, EventKind.ACK]
-
-
-def test_a_batch_is_acked_when_all_of_its_messages_are(tmp_path):
-    recording = written(
-        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 1], messages=4), ack(10, [3, 0, 0, [0b1010]]),
-        ack(20, [3, 0, 0, [0b0101]]), ack(30, [3, 1, 1, [0b1]]),
-    )  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    assert [each[:5] for each in read_back(tmp_path / "trace")[TOPIC, "s"][1:]] == [(T0 + 20, EventKind.ACK, 3, 0, 0)]
-
-
 def test_a_cumulative_ack_covers_the_ledgers_below(tmp_path):
     recording = written(
         tmp_path / "r", start(), CONSUMER, LOG, opened(0), sent(1, [3, 0, 4], [5, 0, 9], kind="publish"),
@@ -138,34 +210,6 @@ def test_a_cumulative_ack_covers_the_ledgers_below(tmp_path):
     )  # fmt: skip
     convert([recording], tmp_path / "trace")
     assert [each[2:5] for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [(3, 0, 4), (5, 0, 2), (5, 3, 3)]
-
-
-def test_the_limit_on_ranges_cuts_records(tmp_path):
-    config = {
-        "managedLedgerMaxUnackedRangesToPersist": "1", "managedLedgerPersistIndividualAckAsLongArray": "false",
-    }  # fmt: skip
-    recording = written(
-        tmp_path / "r", start(**config), CONSUMER, opened(0), sent(1, [3, 0, 9]),
-        ack(10, [3, 3, 3], [3, 5, 5], [3, 7, 7]), look(20, 7, 1, 1, "3:-1"),
-        ack(30, [3, 1, 1], before=(7, 1), after=(7, 2)), look(40, 7, 2, 2, "3:-1"),
-    )  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    limited = {EventKind.CUT_OFF, EventKind.DISPLACED}
-    found = [each for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind in limited]
-    # 4.2 keeps one range more than the limit; the new range displaces one that was durable.
-    assert [(each.kind, each.first_entry) for each in found] == [
-        (EventKind.CUT_OFF, 7), (EventKind.CUT_OFF, 7), (EventKind.DISPLACED, 5),
-    ]  # fmt: skip
-
-
-def test_a_seek_resets_the_cursor(tmp_path):
-    recording = written(
-        tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 0, 4]),
-        {"kind": "seek", "subject": 0, "ts_ms": T0 + 20, "to": [3, 2]}, opened(30, "3:1"), ack(40, [3, 2, 2]),
-    )  # fmt: skip
-    convert([recording], tmp_path / "trace")
-    kinds = [(each.kind, each.first_entry, each.last_entry) for each in read_back(tmp_path / "trace")[TOPIC, "s"][2:]]
-    assert kinds == [(EventKind.RESET, -1, -1), (EventKind.REDELIVER, 2, 4), (EventKind.ACK, 2, 2)]
 
 
 def test_two_brokers_at_once_are_merged_by_time(tmp_path):
@@ -403,9 +447,3 @@ def test_damaged_bytes_raise_only_our_errors(tmp_path):
                 refused.append(str(error))
     assert len(refused) > 100
     assert all(str(tmp_path) in each for each in refused)
-
-
-def test_the_unit_of_a_trace_is_entries(tmp_path):
-    recording = written(tmp_path / "r", *KILLED)
-    convert([recording], tmp_path / "trace")
-    assert read_back(tmp_path / "trace")[TOPIC, ""] == [Event(T0 + 1, EventKind.PUBLISH, 3, 0, 9)]

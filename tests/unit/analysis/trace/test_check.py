@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ackstate.analysis import cli
@@ -13,6 +14,7 @@ from ackstate.analysis.trace.check import Wrong, check_events, trace_hash
 from ackstate.analysis.trace.events import SEVERAL, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import write_manifest, write_trace
 from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.times import TraceClock
 from trace_files import read_rows, write_rows
 
 ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
@@ -66,61 +68,58 @@ def test_chunks_may_lie_in_any_order(trace):
     assert found.to_json() | {"sha256": ""} == before.to_json() | {"sha256": ""}
 
 
-def with_columns(row, index, **values):
-    """Return a row with one event of it changed."""
-    return row | {name: [*row[name][:index], value, *row[name][index + 1 :]] for name, value in values.items()}
+DAMAGED = "damaged chunk 0 of b of t: 'ledgers' are not"
+LEDGERS = [{"ledger_id": 3, "entry_count": 4, "published": 0, "acked": 5}]
+# Which chunk of which subscription, what is changed in it, the event of it that is named if any, and the reason.
+WRONG = [
+    *((("a", 0), {name: {index: value}}, index, wrong.value) for wrong, index, name, value in (
+        (Wrong.UNKNOWN_KIND, 1, "kind", 99), (Wrong.UNKNOWN_KIND, 1, "kind", 0), (Wrong.NEGATIVE, 2, "first_entry", -1),
+        (Wrong.NEGATIVE, 2, "ledger_id", -3), (Wrong.NEGATIVE, 2, "number", -9), (Wrong.BACKWARDS, 2, "last_entry", 1),
+        (Wrong.TIME_BACK, 2, "ts_ms", 5), (Wrong.WRONG_BOUNDS, 0, "ts_ms", 7),
+        (Wrong.TIME_OUTSIDE, 3, "ts_ms", 1_700_000_000),
+    )),
+    (("a", 0), {"first_entry": {2: 2**32}, "last_entry": {2: 2**32}}, 2, Wrong.BEYOND.value),
+    (("a", 0), {"kind": {1: CRASH}}, None, Wrong.TWO_CURSORS.value),
+    (("a", 0), {"kind": {1: RECOVER}}, None, Wrong.TWO_CURSORS.value),
+    (("a", 0), {"last_entry": {2: 500}}, None, Wrong.NEVER_PUBLISHED.value),
+    (("a", 1), {"first_seq": 5}, None, Wrong.SEQ_GAP.value),
+    (("a", 1), {"first_seq": 3}, None, Wrong.SEQ_AGAIN.value),
+    (("b", 0), {"event_count": 3}, None, DAMAGED),
+    (("b", 0), {"event_count": 5}, None, DAMAGED),
+    (("b", 0), {"ledgers": []}, None, DAMAGED),
+    (("b", 0), {"ledgers": LEDGERS}, None, DAMAGED),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wrong", "index", "values"),
-    [
-        (Wrong.UNKNOWN_KIND, 1, {"kind": 99}),
-        (Wrong.UNKNOWN_KIND, 1, {"kind": 0}),
-        (Wrong.BEYOND, 2, {"first_entry": 2**32, "last_entry": 2**32}),
-        (Wrong.NEGATIVE, 2, {"first_entry": -1}),
-        (Wrong.NEGATIVE, 2, {"ledger_id": -3}),
-        (Wrong.NEGATIVE, 2, {"number": -9}),
-        (Wrong.BACKWARDS, 2, {"last_entry": 1}),
-        (Wrong.TIME_BACK, 2, {"ts_ms": 5}),
-        (Wrong.TWO_CURSORS, 1, {"kind": CRASH}),
-        (Wrong.TWO_CURSORS, 1, {"kind": RECOVER}),
-        (Wrong.WRONG_BOUNDS, 0, {"ts_ms": 7}),
-        (Wrong.NEVER_PUBLISHED, 2, {"last_entry": 500}),
-    ],
-)
-def test_an_event_that_cannot_be_right_is_named(trace, wrong, index, values):
+@pytest.mark.parametrize(("where", "change", "seq", "reason"), WRONG)
+def test_an_event_that_cannot_be_right_is_named(trace, where, change, seq, reason):
     rows = read_rows(trace)
-    (at,) = [at for at, row in enumerate(rows) if (row["topic"], row["subscription"], row["chunk"]) == ("t", "a", 0)]
-    rewrite(trace, [*rows[:at], with_columns(rows[at], index, **values), *rows[at + 1 :]])
+    (row,) = [row for row in rows if (row["topic"], row["subscription"], row["chunk"]) == ("t", *where)]
+    for name, found in change.items():
+        row[name] = [found.get(at, each) for at, each in enumerate(row[name])] if isinstance(found, dict) else found
+    rewrite(trace, rows)
     with pytest.raises(TraceError) as caught:
         check_events(trace)
-    assert f"{wrong.value}: " in str(caught.value)
-    assert str(caught.value).startswith(f"{trace}: ")
-    if wrong not in {Wrong.NEVER_PUBLISHED, Wrong.TWO_CURSORS}:
-        assert f"seq {index} of a of t (" in str(caught.value)
+    assert str(caught.value).startswith(str(trace))
+    assert reason in str(caught.value)
+    assert seq is None or f"seq {seq} of a of t (" in str(caught.value)
 
 
-@pytest.mark.parametrize(("first_seq", "wrong"), [(5, Wrong.SEQ_GAP), (3, Wrong.SEQ_AGAIN)])
-def test_seqs_that_do_not_follow_are_named(trace, first_seq, wrong):
-    rows = [row | {"first_seq": first_seq} if row["first_seq"] == 4 else row for row in read_rows(trace)]
-    rewrite(trace, rows)
-    with pytest.raises(TraceError, match=wrong.value):
-        check_events(trace)
+WALL_MS = 1_700_000_000_000
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"event_count": 0}, "0 events; a row must have 1"),
-    ({"event_count": 3}, "damaged chunk 0 of b of t: 'ledgers' are not"),
-    ({"event_count": 5}, "damaged chunk 0 of b of t: 'ledgers' are not"),
-    ({"event_count": 2**31 - 1}, "has 2147483647 events; a row must have 1 to 65536"),
-    ({"ledgers": []}, "'ledgers' are not those of its events"),
-    ({"ledgers": [{"ledger_id": 3, "entry_count": 4, "published": 0, "acked": 5}]}, "'ledgers' are not those"),
+@pytest.mark.parametrize(("ts_ms", "hint"), [
+    (WALL_MS // 1_000, "seconds"), (4_102_444_800_000, "write ms since 1970"), (5, "another clock"),
 ])  # fmt: skip
-def test_a_damaged_chunk_is_named(trace, change, said):
-    rows = [row | change if (row["subscription"], row["chunk"]) == ("b", 0) else row for row in read_rows(trace)]
-    rewrite(trace, rows)
-    with pytest.raises(TraceError, match=said):
-        check_events(trace)
+def test_a_time_of_another_unit_is_neither_written_nor_read(tmp_path, monkeypatch, ts_ms, hint):
+    frames = [Frame("t", "s", [Event(WALL_MS, ACK, 3, 0, 0), Event(ts_ms, ACK, 3, 1, 1)])]
+    with pytest.raises(TraceError, match=f"s of t: ts_ms {ts_ms}, .*{hint}"):
+        write_trace(frames, tmp_path / "trace")
+    with monkeypatch.context() as without:
+        without.setattr(TraceClock, "judge", lambda _, times: np.zeros(len(times), np.bool_))
+        write_trace(frames, tmp_path / "trace")
+    with pytest.raises(TraceError, match=f"row 1, chunk 0 of subscription 's' of t: ts_ms {ts_ms}, .*{hint}"):
+        parquet.check_trace(tmp_path / "trace")
 
 
 def test_the_hash_is_that_of_the_bytes_wherever_they_lie(trace, tmp_path):
@@ -162,7 +161,7 @@ def test_the_command_says_it_in_text_and_in_json(trace, capsys):
 
 def test_the_command_refuses_in_one_line(trace, capsys):
     rows = read_rows(trace)
-    rewrite(trace, [with_columns(row, 0, kind=77) for row in rows])
+    rewrite(trace, [row | {"kind": [77, *row["kind"][1:]]} for row in rows])
     with pytest.raises(SystemExit) as ended:
         cli.main(["trace", "check", str(trace)])
     out, err = capsys.readouterr()

@@ -1,21 +1,44 @@
-"""Recordings become chunks: nothing lost, nothing reordered, whatever the sizes."""
+"""A trace as Parquet files: nothing lost or reordered, packed numbers, and what is not one whole trace is refused."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
+import struct
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.chunks import TRACE_SCHEMA
+from ackstate.analysis.trace.check import check_events, trace_hash
+from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, pack, unpack
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.parquet import (
+    MANIFEST,
+    check_trace,
+    new_trace,
+    trace_files,
+    write_manifest,
+    write_trace,
+)
 from ackstate.analysis.trace.recorder import Frame
-from trace_files import read_back, read_rows
+from ackstate.errors import UnsupportedVersionError
+from trace_files import read_back, read_rows, write_rows
 
 
 def acks(begin, end):
     return [Event(1_000 + number, EventKind.ACK, 3, number, number, number % 8) for number in range(begin, end)]
+
+
+def trace_at(path, count=3, name="s"):
+    write_trace([Frame("t", name, acks(0, count))], path)
+    return path
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 35])
@@ -26,7 +49,7 @@ def test_events_come_back_in_order_and_chunks_are_full_but_the_last(tmp_path, mo
     for begin in range(0, count, frame_size):
         frames.append(Frame("t", "a", acks(begin, min(begin + frame_size, count))))
         frames.append(Frame("t", "b", acks(begin, begin + 1)))
-    written = parquet.write_trace(frames, tmp_path / "trace")
+    written = write_trace(frames, tmp_path / "trace")
     rows, events = read_rows(tmp_path / "trace"), read_back(tmp_path / "trace")
     assert written == sum(map(len, events.values())) == sum(len(frame.events) for frame in frames)
     assert events["t", "a"] == acks(0, count)
@@ -36,46 +59,86 @@ def test_events_come_back_in_order_and_chunks_are_full_but_the_last(tmp_path, mo
 
 
 def test_the_trace_has_the_schema_that_is_written_down(tmp_path):
-    parquet.write_trace([Frame("t", "s", acks(0, 3))], tmp_path / "trace")
-    found = pq.read_schema(next((tmp_path / "trace").glob("*.parquet")))
+    found = pq.read_schema(trace_at(tmp_path / "trace") / parquet.FIRST_FILE)
     assert found.equals(TRACE_SCHEMA)
     assert found.metadata[b"ackstate.trace.version"] == b"3"
 
 
+# --- Numbers in bytes
+
+NUMBERS = st.one_of(
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30),
+    st.lists(st.integers(0, 3), max_size=30),
+    st.builds(
+        lambda first, steps: np.cumsum([first, *steps]).tolist(),
+        st.integers(-(2**40), 2**40),
+        st.lists(st.integers(0, 300), max_size=30),
+    ),
+)
+
+
+@given(NUMBERS, st.binary(max_size=3), st.binary(max_size=3), st.data())
+def test_numbers_come_back_and_bytes_that_are_cut_short_are_refused(numbers, before, after, data):
+    packed = pack(np.array(numbers, np.int64))
+    found, end = unpack(memoryview(before + packed + after), len(numbers), len(before))
+    assert (found.tolist(), end) == (numbers, len(before + packed))
+    with pytest.raises(ValueError, match="packed numbers"):
+        unpack(memoryview(packed[: data.draw(st.integers(0, len(packed) - 1))]), len(numbers))
+
+
+@pytest.mark.parametrize(("numbers", "size"), [
+    ([], 9), ([7], 9), ([7] * 1_000, 9), (range(1_000), 17), (range(2**40, 2**40 + 1_000), 17), ([0, 255] * 4, 9 + 8),
+    ([0, 256] * 4, 9 + 2 * 8), ([0, 2**16] * 4, 9 + 4 * 8), ([0, 2**32] * 4, 9 + 8 * 8),
+    ([each * 1_000 for each in range(100)] + [100_000], 17), ([-(2**63), 0, 2**63 - 1], 9 + 3 * 8),
+])  # fmt: skip
+def test_numbers_are_as_narrow_as_the_widest_needs(numbers, size):
+    assert len(pack(np.array(numbers, np.int64))) == size
+
+
+def test_the_bytes_are_those_that_are_written_down():
+    assert pack(np.array([5, 4, 260])) == b"\x02" + struct.pack("<q3H", 4, 1, 0, 256)
+    assert pack(np.array([1_000, 1_001, 1_257])) == b"\x11" + struct.pack("<qq2B", 1_000, 1, 0, 255)
+
+
+@given(st.binary(max_size=40), st.integers(0, 20))
+def test_any_bytes_are_numbers_or_refused(data, count):
+    try:
+        found, end = unpack(memoryview(data), count)
+    except ValueError as error:
+        assert "packed numbers" in str(error)  # noqa: PT017 - both outcomes are fine
+    else:
+        assert (len(found), end <= len(data)) == (count, True)
+
+
+# --- What a new trace replaces
+
+
 def test_a_trace_replaces_the_one_that_was_there(tmp_path):
     for count in (3, 5):
-        parquet.write_trace([Frame("t", "s", acks(0, count))], tmp_path / "trace")
+        trace_at(tmp_path / "trace", count)
     assert read_back(tmp_path / "trace")["t", "s"] == acks(0, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
-def trace_at(path, count=3):
-    parquet.write_trace([Frame("t", "s", acks(0, count))], path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["photos.crc", ".photos.crc", "_photos.parquet", "photos.parquet", "_SUCCESS"])
-@pytest.mark.parametrize("kind", ["directory", "link"])
-def test_a_directory_or_link_with_the_name_of_a_part_is_not_removed_with_a_trace(tmp_path, name, kind):
-    trace_at(tmp_path / "trace")
-    photos = tmp_path / "trace" / name if kind == "directory" else tmp_path / "photos"
-    photos.mkdir()
-    (photos / "one.jpeg").write_bytes(b"keep me")
-    if kind == "link":
-        (tmp_path / "trace" / name).symlink_to(photos)
+@pytest.mark.parametrize(("name", "kind"), [
+    *((name, kind) for name in ("photos.crc", ".photos.crc", "_photos.parquet", "photos.parquet", "_SUCCESS")
+      for kind in ("directory", "link")),
+    ("notes.crc", "file"), ("_notes.parquet", "file"), (".notes.parquet", "file"),
+])  # fmt: skip
+def test_what_no_writer_of_traces_makes_is_not_removed_with_a_trace(tmp_path, name, kind):
+    stranger = trace_at(tmp_path / "trace") / name
+    if kind == "file":
+        stranger.write_text("keep me")
+    else:
+        photos = stranger if kind == "directory" else tmp_path / "photos"
+        photos.mkdir()
+        (photos / "one.jpeg").write_bytes(b"keep me")
+        if kind == "link":
+            stranger.symlink_to(photos)
     with pytest.raises(TraceError, match=f"/trace: not a trace that can be replaced, it contains '{name}'"):
         trace_at(tmp_path / "trace", 5)
-    assert (photos / "one.jpeg").read_bytes() == b"keep me"
-    assert (tmp_path / "trace" / name).exists()
-    assert len(pq.read_table(next((tmp_path / "trace").glob("part-*")))) == 1
-
-
-@pytest.mark.parametrize("name", ["notes.crc", "_notes.parquet", ".notes.parquet"])
-def test_a_file_that_no_writer_of_traces_makes_is_not_removed_with_a_trace(tmp_path, name):
-    (trace_at(tmp_path / "trace") / name).write_text("keep me")
-    with pytest.raises(TraceError, match=f"it contains '{name}'"):
-        trace_at(tmp_path / "trace", 5)
-    assert (tmp_path / "trace" / name).read_text() == "keep me"
+    assert (stranger if kind == "file" else stranger / "one.jpeg").read_bytes() == b"keep me"
+    assert len(pq.read_table(tmp_path / "trace" / parquet.FIRST_FILE)) == 1
 
 
 @pytest.mark.parametrize("begin", ["a trace", "nothing"])
@@ -102,16 +165,212 @@ def test_what_appears_where_a_trace_goes_while_it_is_written_is_left_alone(tmp_p
         return sorted(each for each in tmp_path.rglob("*") if ".unfinished" not in str(each))
 
     before = []
-    with pytest.raises(TraceError, match="/trace: "), parquet.new_trace(target):
+    with pytest.raises(TraceError, match="/trace: "), new_trace(target):
         before += appear()
     assert sorted(tmp_path.rglob("*")) == before
     assert target.is_symlink() == what.startswith("a link")
 
 
 def test_a_file_whose_name_is_no_text_is_refused_by_a_name_that_is(tmp_path):
-    parquet.write_trace([Frame("t", "s", acks(0, 3))], tmp_path / "trace")
-    (file,) = (tmp_path / "trace").iterdir()
+    (file,) = trace_at(tmp_path / "trace").iterdir()
     odd = file.rename(file.with_name(os.fsdecode(b"day-\xff.parquet")))
     for path in (tmp_path / "trace", odd):
         with pytest.raises(TraceError, match=r"/trace/day-\\xff.parquet: not UTF-8, rename it$"):
-            parquet.trace_files(path)
+            trace_files(path)
+
+
+# --- Several files
+
+
+def several(path, names=("a", "b", "c"), *, count=1):
+    """Write a trace with a file for each subscription, as the generator does."""
+    with new_trace(path) as files:
+        for number, name in enumerate(names):
+            table = pq.read_table(trace_at(path.with_name("part"), count, name)).cast(SEVERAL_FILES_SCHEMA)
+            pq.write_table(table, files.file(number))
+        write_manifest(files.directory)
+    shutil.rmtree(path.with_name("part"))
+    return path
+
+
+def test_a_whole_trace_is_read_wherever_its_files_are(tmp_path):
+    trace = several(tmp_path / "trace")
+    assert check_trace(trace).chunk_count == check_events(trace).chunks == 3
+    (trace / MANIFEST).unlink()
+    write_manifest(trace)
+    assert check_trace(trace).chunk_count == 3
+    # A file that is a whole trace may be taken elsewhere.
+    check_events(trace_at(tmp_path / "one") / parquet.FIRST_FILE)
+
+
+def _take_out(trace, *names):
+    for name in names:
+        (trace / name).unlink()
+
+
+def _put_in(trace, name, *, count=1):
+    several(trace.with_name("other"), count=count)
+    shutil.copy(trace.with_name("other") / "part-00001.parquet", trace / name)
+
+
+def _only_whole_traces(trace):
+    shutil.rmtree(trace)
+    trace.mkdir()
+    for number in range(2):
+        one = trace_at(trace.with_name("one"), name=str(number)) / parquet.FIRST_FILE
+        shutil.copy(one, trace / f"{number}.parquet")
+
+
+def _silent_file(trace):
+    shutil.rmtree(trace)
+    write_rows(read_rows(trace_at(trace)), trace / parquet.FIRST_FILE, files=b"")
+
+
+# What is done to a trace of three files, the file of it that is read, and a part of the reason.
+INCOMPLETE = [
+    (lambda trace: _take_out(trace, "part-00000.parquet"), "", "part-00000.parquet of its 3 files is missing"),
+    (lambda trace: _take_out(trace, "part-00001.parquet", "part-00002.parquet"), "",
+     "part-00001.parquet and 1 more of its 3 files is missing"),
+    (lambda trace: _put_in(trace, "part-00009.parquet"), "", "part-00009.parquet is not a file of this trace"),
+    (lambda trace: _put_in(trace, "part-00001.parquet", count=2), "",
+     "part-00001.parquet: the file differs from the one that"),
+    (lambda _: None, "part-00000.parquet", "one of several files of a trace: give the directory"),
+    (lambda trace: _take_out(trace, MANIFEST), "", f"one of several files of a trace: {MANIFEST}, "),
+    (_only_whole_traces, "", "0.parquet is a whole trace, and there are 2 files"),
+    (_silent_file, "", f"{parquet.FIRST_FILE}: not a trace, it does not state whether it is one of several"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "read", "said"), INCOMPLETE)
+def test_what_is_not_one_whole_trace_is_named(tmp_path, change, read, said):
+    trace = several(tmp_path / "trace")
+    change(trace)
+    for check in (check_trace, check_events):
+        with pytest.raises(TraceError) as caught:
+            check(trace / read)
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "7", "{}", '{"magic": "x", "version": 1, "files": {}}', "[" * 100_000, '{"magic": ' + "9" * 9_999 + "}",
+    '{"magic": "ackstate trace", "version": 1, "files": {"part-00000.parquet": 7}}', "\udcff",
+    '{"magic": "ackstate trace", "version": true, "files": {}}',
+])  # fmt: skip
+def test_a_damaged_manifest_is_refused(tmp_path, text):
+    manifest = several(tmp_path / "trace") / MANIFEST
+    said = json.loads(manifest.read_text()) | {"version": 2}
+    manifest.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TraceError, match="the manifest is damaged"):
+        check_trace(tmp_path / "trace")
+    manifest.write_text(json.dumps(said))
+    with pytest.raises(UnsupportedVersionError, match="manifest has version 2"):
+        check_trace(tmp_path / "trace")
+
+
+@pytest.mark.parametrize("count", [0, -1, 65_537, 2**31 - 1])
+def test_a_row_with_another_number_of_events_than_it_may_have_is_refused(tmp_path, count):
+    """Columns of equal numbers take a few bytes, however many they say they are."""
+    file = trace_at(tmp_path / "trace") / parquet.FIRST_FILE
+    table = pq.read_table(file)
+    at = table.column_names.index("event_count")
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array([count], table.schema.field(at).type)), file)
+    for read in (check_trace, check_events):
+        with pytest.raises(TraceError, match=f"row 1 has {count} events; a row must have 1 to 65536"):
+            read(file)
+
+
+# --- In a store, where the manifest is written last
+
+
+def names(directory):
+    return {each.name for each in directory.iterdir()}
+
+
+@pytest.fixture
+def place(store, tmp_path):
+    """Return an empty directory behind a URL."""
+    (tmp_path / "store" / "trace").mkdir()
+    return store / "trace"
+
+
+def put(files, count, number=0, name="s"):
+    """Write one of the files of a new trace."""
+    frames = [Frame("t", name, acks(0, count))]
+    with parquet.ChunkWriter(files.file(number)) as writer:
+        parquet._write_chunks(frames, writer)
+
+
+def test_a_trace_in_a_store_is_read_as_the_same_one_here(place, tmp_path):
+    local = trace_at(tmp_path / "local")
+    trace_at(place)
+    assert check_trace(place)[:3] == check_trace(local)[:3]
+    assert trace_hash(place) == trace_hash(local)
+    assert check_events(place).kinds == {"ack": 3}
+    (file,) = trace_files(place)
+    assert names(place) == {file.name, MANIFEST}
+    assert check_trace(file)[:3] == check_trace(local)[:3]
+
+
+@pytest.mark.parametrize("begin", ["written", "copied"])
+def test_what_it_replaces_is_seen_until_then_and_deleted_after_it(place, tmp_path, begin):
+    if begin == "written":
+        trace_at(place)
+    else:
+        shutil.copytree(trace_at(tmp_path / "local"), tmp_path / "store" / "trace", dirs_exist_ok=True)
+    before = trace_files(place)
+    with new_trace(place) as files:
+        put(files, 7)
+        assert trace_files(place) == before
+        check_trace(place)
+    assert check_trace(place).end_ms == 1_006
+    assert len(names(place)) == 2
+    assert not before[0].exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LookupError("x"), OSError(errno.EIO, "torn")])
+def test_after_an_error_it_is_as_it_was(place, error):
+    before = names(trace_at(place))
+
+    def write():
+        with new_trace(place) as files:
+            put(files, 7)
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        write()
+    assert names(place) == before
+    assert not isinstance(error, OSError) or raised.value.filename == "s3a://bucket/trace"
+
+
+def test_what_a_killed_writer_left_is_no_file_of_the_trace(place, tmp_path):
+    left_over = f"part-00000-{'a' * 32}.parquet"
+    whole = (trace_at(tmp_path / "local") / parquet.FIRST_FILE).read_bytes()
+    (tmp_path / "store" / "trace" / left_over).write_bytes(whole[: len(whole) // 2])
+    trace_at(place, 7)
+    assert check_trace(place).end_ms == 1_006
+    # Its writer may be alive.
+    assert names(place) > {left_over, MANIFEST}
+    assert len(names(trace_at(place))) == 3
+
+
+def test_a_directory_with_something_else_in_it_is_not_replaced(place, tmp_path):
+    (tmp_path / "store" / "trace" / "notes.txt").write_text("keep me")
+    with pytest.raises(TraceError, match=r"s3a://bucket/trace: not a trace .*, it contains 'notes.txt'"):
+        trace_at(place)
+    assert names(place) == {"notes.txt"}
+
+
+def test_a_file_that_is_missing_or_another_one_is_named(place, tmp_path):
+    with new_trace(place) as files:
+        for number in range(2):
+            put(files, 1, number, f"s{number}")
+    first, second = trace_files(place)
+    second.put(trace_at(tmp_path / "local") / parquet.FIRST_FILE)
+    with pytest.raises(TraceError, match=f"{second}: the file differs from the one that"):
+        check_trace(place)
+    second.unlink()
+    with pytest.raises(TraceError, match=rf"{second.name} of its 2 files is missing"):
+        check_trace(place)
+    first.unlink()
+    with pytest.raises(TraceError, match="no trace here"):
+        check_trace(place)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, ChunkRow, PolledEvents, table_of
-from ackstate.analysis.trace.events import FILES_KEY, ONLY, VERSION_KEY, Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.chunks import events_of
+from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind, PolledEvent, TraceError
 from ackstate.analysis.trace.parquet import check_trace, write_manifest, write_trace
 from ackstate.analysis.trace.recorder import (
     Frame,
     Recorder,
-    check_segment,
     polled_frames,
     read_recording,
-    segments,
-    torn_bytes,
 )
-from ackstate.analysis.trace.recording import Recording
 from command_line import assert_one_line, run
 from trace_files import write_acks
 
@@ -49,12 +44,9 @@ def write_polled(path, events=EVENTS):
 
 
 def events_read(trace):
-    """Return the events of a trace of one subscription, by a recording written from its rows."""
-    from ackstate.analysis.trace.chunks import events_of
-
+    """Return the events of a trace of one subscription."""
     (batch,) = pq.read_table(trace).to_batches()
-    names = PolledEvent._fields
-    _, columns = events_of(batch, names)
+    _, columns = events_of(batch, PolledEvent._fields)
     return [PolledEvent(*row)._replace(kind=EventKind(row[1])) for row in zip(*(each.tolist() for each in columns))]  # noqa: B905
 
 
@@ -103,77 +95,7 @@ def test_a_trace_is_the_same_from_events_and_from_a_recording(tmp_path, capsys):
     assert events_read(tmp_path / "trace") == EVENTS == events_read(write_polled(tmp_path / "direct"))
 
 
-def test_exact_traces_keep_version_3(tmp_path):
-    """Older releases go on reading them."""
-    trace = write_acks(tmp_path / "trace", ("t", "s"), range(5))
-    (file,) = trace.glob("*.parquet")
-    assert pq.read_metadata(file).metadata[VERSION_KEY] == b"3"
-    assert pq.read_schema(file).names == TRACE_SCHEMA.names
-    assert not check_trace(trace).has_intervals
-
-
-def test_a_torn_frame_is_counted(tmp_path):
-    with Recorder(tmp_path, has_intervals=True) as recorder:
-        recorder.record(TOPIC, NAME, EVENTS[:1])
-        recorder.record(TOPIC, NAME, EVENTS[1:2])
-    (path,) = segments(tmp_path)
-    whole = path.read_bytes()
-    assert torn_bytes(path) == 0
-    frame = (len(whole) - 12) // 2
-    for lost in range(1, frame):
-        path.write_bytes(whole[:-lost])
-        assert torn_bytes(path) == frame - lost
-        assert len(list(polled_frames(tmp_path))) == 1
-    path.write_bytes(whole[:7])
-    assert torn_bytes(path) == 0
-    assert not list(polled_frames(tmp_path))
-
-
-def test_a_flipped_bit_of_a_recording_is_damage(tmp_path):
-    with Recorder(tmp_path, has_intervals=True) as recorder:
-        recorder.record(TOPIC, NAME, EVENTS)
-    whole = recorder.path.read_bytes()
-    for at in range(12, len(whole), 7):
-        recorder.path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        with pytest.raises(TraceError, match="frame at byte 12"):
-            list(polled_frames(tmp_path))
-
-
-def test_a_recording_of_exact_events_is_not_one_of_polls(tmp_path):
-    with Recorder(tmp_path) as recorder:
-        recorder.record(TOPIC, NAME, [Event(1, EventKind.ACK, 3, 0, 0)])
-    with pytest.raises(TraceError, match="not a recording of polls"):
-        list(polled_frames(tmp_path))
-    with Recorder(tmp_path) as recorder:
-        recorder.record(TOPIC, NAME, [Event(1, EventKind.PERSIST_SEEN)])
-    with pytest.raises(TraceError, match="only a recording of polls has"):
-        list(read_recording(tmp_path))
-    check_segment(recorder.path)
-
-
-def test_a_cursor_cannot_continue_a_recording_of_polls(tmp_path):
-    with Recorder(tmp_path, has_intervals=True) as recorder:
-        recorder.record(TOPIC, NAME, EVENTS)
-    with pytest.raises(TraceError, match="which only ackstate pulsar record continues"):
-        Recording(tmp_path)
-    with Recorder(tmp_path) as recorder:
-        recorder.record(TOPIC, NAME, [Event(T0 + 1, EventKind.ACK, 3, 0, 0)])
-    with pytest.raises(TraceError, match="exact events and polls are in one recording"):
-        list(read_recording(tmp_path))
-
-
 # --- Refusals
-
-
-def write_chunk(path, **changes):
-    """Write a trace of polls with other values of some columns."""
-    events = PolledEvents(*(pa.array(column).to_numpy().copy() for column in zip(*EVENTS, strict=True)))
-    row = ChunkRow((TOPIC, NAME), 0, 0, events._replace(**changes))
-    table = table_of([row])
-    path.mkdir()
-    metadata = {**table.schema.metadata, FILES_KEY: ONLY}
-    pq.write_table(table.replace_schema_metadata(metadata), path / "part-00000.parquet")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -186,9 +108,7 @@ def write_chunk(path, **changes):
     ],
 )
 def test_damage_is_refused_by_the_check_and_the_replay(tmp_path, capsys, column, value, words):
-    values = [getattr(event, column) for event in EVENTS]
-    values[0] = value
-    trace = write_chunk(tmp_path / "trace", **{column: pa.array([int(each) for each in values]).to_numpy()})
+    trace = write_polled(tmp_path / "trace", [EVENTS[0]._replace(**{column: value}), *EVENTS[1:]])
     assert_one_line(run(capsys, "redelivery", trace, "--engine", "local"), words)
     assert_one_line(run(capsys, "trace", "check", trace), words)
 
@@ -230,10 +150,6 @@ def test_a_policy_that_limits_dispatch_is_refused(tmp_path, capsys):
     trace = write_polled(tmp_path / "trace")
     outcome = run(capsys, "redelivery", trace, "--engine", "local", "--policy", "max_unpersisted_ack_record_bytes=5000")
     assert_one_line(outcome, "cannot be replayed on a trace of polls, which has no deliveries")
-
-
-def test_the_columns_are_those_of_exact_traces_and_one_more():
-    assert POLLED_SCHEMA.names == [*TRACE_SCHEMA.names, "until_ms"]
 
 
 def test_without_an_event_of_a_subscription_there_is_no_estimate(tmp_path):

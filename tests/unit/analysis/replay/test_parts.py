@@ -1,0 +1,233 @@
+"""The parts of a replay, each against the slow and obvious way, however its events are cut into chunks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
+from ackstate.analysis.replay.cursor_replay import AgeFeed, LatestEntryStore, PersistTicks
+from ackstate.analysis.replay.curves import RedeliveryFold
+from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.trace.check import EventOrder
+from ackstate.analysis.trace.chunks import Events
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.delivery_ruler import DeliveryRuler
+from ackstate.position import Position
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError
+from montecarlo import chunk_of
+from traces import StateAfterEvent, replay, traces
+
+ACK, CRASH, RECOVER, DELIVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER, EventKind.DELIVER
+
+
+def chunks_of(events, sizes):
+    begin = 0
+    for size in [*sizes, len(events)]:
+        yield chunk_of(events[begin : begin + size])
+        begin += size
+
+
+# --- As recorded
+
+
+def folded_states(events, sizes=()):
+    fold, states = RedeliveryFold(), []
+    for chunk in chunks_of(events, sizes):
+        states += zip(*(column.tolist() for column in fold.fold(chunk)[:4]), strict=True)
+    return [StateAfterEvent(*values) for values in states]
+
+
+@given(traces(), st.lists(st.integers(0, 20), max_size=5))
+def test_every_instant_agrees_with_sets(events, sizes):
+    assert folded_states(events, sizes) == replay(events)
+
+
+def test_an_ack_counts_once_and_a_very_long_run_is_not_spelled_out():
+    ack = Event(1, ACK, 3, 7, 7)
+    again = [ack, ack, Event(2, EventKind.MARK_DELETE, 3, 0, 9), ack, Event(3, ACK, 4, 7, 7)]
+    assert [state.redelivery for state in folded_states(again, [2])] == [1, 1, 10, 10, 11]
+    events = [Event(1, EventKind.MARK_DELETE, 3, 0, 2**32 - 1), Event(2, ACK, 3, 5, 5)]
+    assert [state.redelivery for state in folded_states(events)] == [2**32, 2**32]
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 11, [4, 2]])
+def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
+    events = [
+        Event(1, ACK, 3, 0, 9), Event(2, EventKind.PERSIST_BEGUN), Event(2, EventKind.HELD_BACK, 3, 5, 6),
+        Event(2, EventKind.CUT_OFF, 3, 8, 8), Event(3, EventKind.PERSIST_ENDED), Event(4, EventKind.PERSIST_BEGUN),
+        Event(4, EventKind.DISPLACED, 3, 0, 2), Event(4, EventKind.CUT_OFF, 3, 8, 8),
+        Event(5, EventKind.PERSIST_FAILED), Event(6, CRASH), Event(7, RECOVER),
+    ]  # fmt: skip
+    fold, found = RedeliveryFold(), []
+    for chunk in chunks_of(events, sizes):
+        causes = fold.fold(chunk).causes
+        found += [(0, 0)] * len(chunk.kind) if causes is None else list(zip(*causes[:2].tolist(), strict=True))
+    # Displaced acks are lost from there on, also if the persist fails.
+    assert found == [(0, 0)] * 4 + [(2, 1)] * 2 + [(2, 4)] * 3 + [(0, 0)] * 2
+    assert [state.redelivery for state in folded_states(events, sizes)] == [10] * 4 + [3] * 2 + [6] * 3 + [6, 0]
+
+
+# --- When a cursor persists
+
+SETTINGS = st.fixed_dictionaries({
+    "flush_interval_ms": st.sampled_from((0, 5, 40)),
+    "tick_ms": st.sampled_from((1, 7)),
+    "mark_delete_rate_limit": st.sampled_from((0, 20, 300)),
+})  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from((None, PersistTicks.persisted, PersistTicks.failed))), max_size=30
+)
+
+
+def ticks_of(opened_ms=1_000, **found):
+    return PersistTicks(Policy.from_mapping(found), opened_ms=opened_ms)
+
+
+@given(SETTINGS, STEPS)
+def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found, steps):
+    one, many = ticks_of(**found), ticks_of(**found)
+    now_ms = 1_000
+    for wait_ms, take_note in steps:
+        now_ms += wait_ms
+        quiet_until = one.quiet_until
+        one.acked_at(now_ms)
+        many.acked(np.array([now_ms]))
+        due = one.next_due()
+        assert quiet_until <= due == many.next_due()
+        if take_note is not None and due <= now_ms + 30:
+            now_ms = due + 1
+            for each in (one, many):
+                take_note(each, due)
+                assert each.next_due() is None or each.next_due() > due
+
+
+def test_two_acks_that_wait_out_the_first_interval_are_one_persist():
+    ticks = ticks_of(flush_interval_ms=5, tick_ms=7)
+    ticks.acked(np.array([1_000, 1_002]))
+    assert ticks.next_due() == 1_008
+    ticks.persisted(1_008)
+    assert ticks.next_due() is None
+
+
+@pytest.mark.parametrize("rate_limit", [0, 300])
+@pytest.mark.parametrize("tick_ms", [1, 7])
+def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_limit):
+    ticks = ticks_of(flush_interval_ms=0, tick_ms=tick_ms, mark_delete_rate_limit=rate_limit)
+    ticks.acked(np.array([1_000, 1_020]))
+    while (due := ticks.next_due()) is not None:
+        ticks.persisted(due)
+        last = due
+    assert ticks.flush_at > last >= 1_020
+    ticks.acked_at(1_100)
+    due = ticks.next_due()
+    for take_note in (PersistTicks.failed, PersistTicks.persisted):
+        take_note(ticks, due)
+        assert ticks.flush_at > due
+
+
+def test_the_flush_interval_starts_again_after_a_reset():
+    ticks = ticks_of(0, flush_interval_ms=1_000)
+    ticks.acked_at(100)
+    ticks.settled(900)
+    assert ticks.next_due() is None
+    ticks.acked_at(950)
+    assert ticks.next_due() == 1_900
+
+
+@pytest.mark.parametrize("waits", [(0, 0, 1), (1, 3, 9, 300), (0, 1, 1, 1, 700)])
+def test_deliveries_told_at_once_are_as_each_of_them(waits):
+    """Far more deliveries than there may be marks, some not in order."""
+    chance, events, ts_ms = Random(3), [], 1_000
+    for sent in range(800):
+        ts_ms += chance.choice(waits)
+        ledger_id, entry = divmod(max(0, sent - chance.choice((0, 0, 2, 40, 200))), 150)
+        events.append(Event(ts_ms, DELIVER if chance.random() < 0.7 else ACK, ledger_id, entry, entry))
+    one, many = (DeliveryRuler(marks_max=128) for _ in range(2))
+    for event in events:
+        if event.kind == DELIVER:
+            one.record(Position(event.ledger_id, event.last_entry), event.ts_ms)
+    moved = []
+    for chunk in chunks_of(events, [100, 300]):
+        feed = AgeFeed(many, chunk)
+        for last in (*feed.stops[:: len(feed.stops) // 3], len(chunk.ts_ms) - 1):
+            moved += feed.take(int((chunk.ts_ms <= chunk.ts_ms[last]).sum()))
+    assert one.marks() == many.marks()
+    assert moved == sorted(moved)
+
+
+def test_only_the_last_rise_of_a_millisecond_is_fed():
+    told = ((5, 0), (5, 7), (5, 6), (6, 2), (7, 8), (7, 9))
+    ruler = DeliveryRuler(marks_max=128)
+    feed = AgeFeed(ruler, chunk_of([Event(ts_ms, DELIVER, 3, entry, entry) for ts_ms, entry in told]))
+    assert (feed.stops.tolist(), feed.take(6)) == ([1, 5], [5, 7])
+    assert ruler.marks() == ([5, 7], [Position(3, 7), Position(3, 9)])
+
+
+def test_a_store_of_last_records_has_the_last_and_no_other():
+    ledgers = LatestEntryStore().ledgers
+    one, other = (ledgers.create(owner) for owner in ("b", "a"))
+    assert ledgers.last(one) == -1
+    assert ledgers.append_many([(one, [b"0", b"1"]), (other, [b"x"])]) == [1, 0]
+    assert ledgers.append(one, [b"2"]) == 2
+    assert ledgers.read(one, 2, 3) == [b"2"]
+    for first, end in ((1, 2), (1, 3), (2, 4), (3, 4)):
+        with pytest.raises(LedgerNotFoundError):
+            ledgers.read(one, first, end)
+    assert ledgers.owners() == ["a", "b"]
+    assert ledgers.fence(one) == 2
+    with pytest.raises(LedgerFencedError):
+        ledgers.append(one, [b"3"])
+    assert (ledgers.last(one), ledgers.last(other)) == (2, 0)
+    ledgers.delete(one)
+    assert ledgers.owned_by("b") == []
+    with pytest.raises(LedgerNotFoundError):
+        ledgers.read(one, 2, 3)
+
+
+# --- Two cursors under one name
+
+KEY = ("persistent://p/n/t", "s")
+# Some more often, or hardly a trace would be of one cursor alone.
+LIKELY = [*(kind for kind in EventKind if kind is not EventKind.PUBLISH), *3 * [ACK, DELIVER, EventKind.PERSIST_ENDED]]
+TOLD = st.lists(st.tuples(st.sampled_from(LIKELY), st.integers(0, 2)), min_size=1, max_size=12)
+
+
+def is_refused(chunks):
+    one = InterleavingCheck(KEY)
+    try:
+        for chunk in chunks:
+            one.check(chunk)
+    except TraceError:
+        return True
+    return False
+
+
+def is_wrong(events):
+    """Ask of every event, as if none were an ack: then no recovery comes unseen."""
+    kinds = [DELIVER if each.kind in {ACK, EventKind.MARK_DELETE} else each.kind for each in events]
+    columns = zip(*((each.ts_ms, kind, -1, -1, -1, -1) for each, kind in zip(events, kinds, strict=True)), strict=True)
+    return bool(EventOrder().judge_lives(Events(*(np.array(column) for column in columns))).any())
+
+
+@given(TOLD, st.lists(st.integers(1, 5), max_size=3))
+def test_two_cursors_are_seen_chunk_by_chunk_as_event_by_event(told, sizes):
+    ts_ms = np.cumsum([step for _, step in told]).tolist()
+    events = [
+        Event(at, kind, 1, number, number) for number, (at, (kind, _)) in enumerate(zip(ts_ms, told, strict=True))
+    ]
+    chunks = [chunk for chunk in chunks_of(events, sizes) if len(chunk.kind)]
+    assert is_refused(chunks) == is_wrong(events)
+    assert is_refused(decode(memoryview(encode(compact(chunk)))) for chunk in chunks) == is_wrong(events)
+
+
+def test_two_cursors_are_named_and_a_recovery_from_what_nobody_saw_is_none():
+    InterleavingCheck(KEY).check(chunk_of([Event(5, ACK, 1, 0, 0), Event(7, RECOVER)]))
+    with pytest.raises(
+        TraceError, match=r"two cursors under one name, seen at 7 ms: subscription 's' of .*/n/t: .* own"
+    ):
+        InterleavingCheck(KEY).check(chunk_of([Event(5, CRASH), Event(7, ACK, 1, 0, 0)]))
