@@ -275,16 +275,15 @@ def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[C
         yield LocalSource
         return
     from ackstate.analysis.spark.cluster import is_local
-    from ackstate.analysis.spark.one_task import OneTaskSource
     from ackstate.analysis.spark.session import shown_stages
-    from ackstate.analysis.spark.source import SparkSource
+    from ackstate.analysis.spark.source import SparkSource, one_task_source
 
     spark = session()
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
     task = progress.add_task("Spark computes every instant", total=None)
     with shown_stages(spark, progress, task, "Spark"):
         if is_small:
-            yield lambda span: OneTaskSource(spark, LocalSource(span))
+            yield partial(one_task_source, spark)
         else:
             yield partial(SparkSource.checked, spark)
 

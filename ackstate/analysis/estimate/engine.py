@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -63,37 +64,55 @@ def joined(rows: Sequence[_AnyRows]) -> _AnyRows:
     return reduce(lambda some, others: some.plus(others), rows)
 
 
-@final
-class LocalRows:
-    """Rows in this process; grouped rows are held in memory."""
+def _here(work: Callable[[], list[Any]]) -> list[Any]:
+    return work()
 
-    def __init__(self, batches: Callable[[], Iterable[pa.RecordBatch]], schema: pa.Schema) -> None:
-        self._batches = batches
-        self._schema = schema
 
-    def through(self, step: Step, schema: pa.Schema) -> LocalRows:
-        return LocalRows(lambda: step(self._batches()), schema)
+class LocalRows(NamedTuple):
+    """Rows in one process; grouped rows are held in memory."""
 
-    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> LocalRows:
+    batches: Callable[[], Iterable[pa.RecordBatch]]
+    schema: pa.Schema
+    run: Callable[[Callable[[], list[Any]]], list[Any]] = _here  # Runs what computes the rows, maybe elsewhere
+
+    def through(self, step: Step, schema: pa.Schema) -> Self:
+        return self._replace(batches=partial(_stepped, step, self.batches), schema=schema)
+
+    def together(self, keys: Sequence[str], order: Sequence[str] = ()) -> Self:
         """See `Rows`."""
         columns = [*keys, *order]
-        return LocalRows(lambda: self._sorted(columns), self._schema) if columns else self
+        return self._replace(batches=partial(_sorted, self.batches, self.schema, columns)) if columns else self
 
-    def plus(self, others: LocalRows) -> LocalRows:
-        def both() -> Iterator[pa.RecordBatch]:
-            yield from self._batches()
-            yield from others._batches()
-
-        return LocalRows(both, self._schema)
+    def plus(self, others: Self) -> Self:
+        return self._replace(batches=partial(_both, self.batches, others.batches))
 
     def collect(self) -> list[dict[str, Any]]:
-        return [row for batch in self._batches() for row in batch.to_pylist()]
+        return self.run(partial(_collected, self.batches))
 
-    def _sorted(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        table = pa.Table.from_batches(map(_with_large_binary, self._batches()), _large(self._schema))
-        at = pc.sort_indices(table.select(columns), [(name, "ascending") for name in columns])
-        for begin in range(0, len(at), _ROWS_AT_ONCE):
-            yield from table.take(at[begin : begin + _ROWS_AT_ONCE]).combine_chunks().to_batches()
+
+# Functions of a module, so that another process receives what it needs, and not what runs it there.
+
+
+def _stepped(step: Step, batches: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    return step(batches())
+
+
+def _both(*every: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    return chain.from_iterable(batches() for batches in every)
+
+
+def _collected(batches: Callable[[], Iterable[pa.RecordBatch]]) -> list[dict[str, Any]]:
+    return [row for batch in batches() for row in batch.to_pylist()]
+
+
+def _sorted(
+    batches: Callable[[], Iterable[pa.RecordBatch]], schema: pa.Schema, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    large = _large(schema)
+    table = pa.Table.from_batches((batch.cast(large) for batch in batches()), large)
+    at = pc.sort_indices(table.select(columns), [(name, "ascending") for name in columns])
+    for begin in range(0, len(at), _ROWS_AT_ONCE):
+        yield from table.take(at[begin : begin + _ROWS_AT_ONCE]).combine_chunks().to_batches()
 
 
 def _large(schema: pa.Schema) -> pa.Schema:
@@ -101,10 +120,6 @@ def _large(schema: pa.Schema) -> pa.Schema:
     return pa.schema([
         field.with_type(pa.large_binary()) if pa.types.is_binary(field.type) else field for field in schema
     ])  # fmt: skip
-
-
-def _with_large_binary(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.cast(_large(batch.schema))
 
 
 if TYPE_CHECKING:
@@ -172,9 +187,11 @@ def _later(batch: pa.RecordBatch, seq: int) -> pa.RecordBatch:
 
 
 class LocalSource(NamedTuple):
-    """A trace whose files this process reads."""
+    """A trace whose files one process reads: this one, or the one in which `run` runs what computes the rows."""
 
     span: Span
+    run: Callable[[Callable[[], list[Any]]], list[Any]] = _here
+    programs: tuple[tuple[str, str], ...] = ()  # See `TraceSource.made_by`
 
     @classmethod
     def of(cls, path: Location) -> Self:
@@ -182,23 +199,24 @@ class LocalSource(NamedTuple):
         return cls(check_trace(path))
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
-        return ()
+        return self.programs
 
     def read(self, columns: Sequence[str], step: Step, schema: pa.Schema) -> LocalRows:
-        """See `TraceSource`; threads read shares of the files, mostly outside of Python's global lock."""
-        files, cores = self.span.files, os.cpu_count() or 1
-        shares = min(-(-_SHARES_PER_CORE * cores // len(files)), self.span.row_groups_max)
+        return LocalRows(partial(_read, self.span, columns, step), schema, self.run)
 
-        def of_share(number: int) -> list[pa.RecordBatch]:
-            file, share = divmod(number, shares)
-            return list(step(_row_groups(files[file], columns, share, shares)))
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            with ThreadPoolExecutor(cores) as pool:
-                for found in pool.map(of_share, range(len(files) * shares)):
-                    yield from found
+def _read(span: Span, columns: Sequence[str], step: Step) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that a step computes; threads read shares of the files, mostly outside of Python's global lock."""
+    files, cores = span.files, os.cpu_count() or 1
+    shares = min(-(-_SHARES_PER_CORE * cores // len(files)), span.row_groups_max)
 
-        return LocalRows(batches, schema)
+    def of_share(number: int) -> list[pa.RecordBatch]:
+        file, share = divmod(number, shares)
+        return list(step(_row_groups(files[file], columns, share, shares)))
+
+    with ThreadPoolExecutor(cores) as pool:
+        for found in pool.map(of_share, range(len(files) * shares)):
+            yield from found
 
 
 def _row_groups(file: Location, columns: Sequence[str], share: int, shares: int) -> Iterator[pa.RecordBatch]:

@@ -15,13 +15,11 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.java import CLASS_ARCHIVE, SparkUnavailableError
-from ackstate.analysis.spark.one_task import OneTaskSource
 from ackstate.analysis.spark.session import local_session
-from ackstate.analysis.spark.source import SparkSource
+from ackstate.analysis.spark.source import SparkSource, one_task_source
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
@@ -56,7 +54,7 @@ def _estimate_some(trace: Path) -> None:
     write_trace([Frame("persistent://public/default/orders", "billing", acks)], trace)
     spark = local_session()
     source = SparkSource.of(spark, trace)
-    for each in (source, OneTaskSource(spark, LocalSource(source.span))):
+    for each in (source, one_task_source(spark, source.span)):
         found = estimates(each, [None, Policy()]).collect()
         assert found
     spark.stop()

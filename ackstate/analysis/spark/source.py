@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.spark.session import parquet_frame
 from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA
 from ackstate.analysis.trace.parquet import Span, check_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +74,21 @@ class SparkSource(NamedTuple):
             return step(batches)
 
         return SparkRows(self.frame.select(*columns)).through(settled, schema)
+
+
+def one_task_source(spark: SparkSession, span: Span) -> LocalSource:
+    """Return a trace that a single task replays: a small trace is done before more tasks would have started."""
+
+    def run(work: Callable[[], list[Any]]) -> list[Any]:
+        def computed(begun: Iterable[int]) -> list[Any]:
+            # Spark reuses a worker only if it has read all of its input.
+            for _ in begun:
+                pass
+            return work()
+
+        return spark.sparkContext.parallelize([0], 1).mapPartitions(computed).collect()
+
+    return LocalSource(span, run, versions(spark))
 
 
 def versions(spark: SparkSession) -> tuple[tuple[str, str], ...]:

@@ -264,7 +264,8 @@ def _without(these: _Bitmaps, those: _Bitmaps) -> _Bitmaps:
 _KEY = ("topic", "subscription", "chunk")
 _KINDS = {False: np.array(sorted(set(EventKind) - POLLED_ONLY)), True: np.array(sorted(POLLED_KINDS))}
 """The kinds that a trace may have, by whether it is one of polls."""
-_NAMING = np.array(sorted(NAMES_ENTRIES))
+NAMING = np.array(sorted(NAMES_ENTRIES))
+"""The kinds that always have entries."""
 _EVENTS = tuple(EVENT_COLUMNS)
 
 
@@ -400,7 +401,8 @@ class _TraceCheck:
             return f"seq {chunk.first_seq + row} of {where} ({name} {run} at {events.ts_ms[row]})"
 
         self._bad_rows.rows += len(events.kind)
-        wrong = _wrong_alone(events, is_polled=chunk.is_polled)
+        is_known = np.isin(events.kind, _KINDS[chunk.is_polled])
+        wrong = {Wrong.UNKNOWN_KIND: ~is_known, **wrong_alone(events)}
         wrong[Wrong.TIME_OUTSIDE] = self._clock.judge(events.ts_ms)
         wrong[Wrong.TIME_BACK] = followed.order.judge_times(events.ts_ms)
         wrong[Wrong.TWO_CURSORS] = followed.order.judge_lives(events)
@@ -417,15 +419,13 @@ class _TraceCheck:
         self.first_ms, self.last_ms = min(self.first_ms, ends[0]), max(self.last_ms, ends[1])
 
 
-def _wrong_alone(events: Events, *, is_polled: bool) -> dict[Wrong, Mask]:
-    """Return the events that are invalid by themselves."""
-    naming = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
-    entries = (events.ledger_id, events.first_entry, events.last_entry)
+def wrong_alone(events: Events) -> dict[Wrong, Mask]:
+    """Return the events with entries that are invalid by themselves; -1 is no negative number, but a missing one."""
+    naming = np.isin(events.kind, NAMING) | (events.ledger_id >= 0)
     negative = (events.ts_ms < 0) | (events.number < -1)
-    for column in entries:
+    for column in (events.ledger_id, events.first_entry, events.last_entry):
         negative |= column < np.where(naming, 0, -1)
     return {
-        Wrong.UNKNOWN_KIND: ~np.isin(events.kind, _KINDS[is_polled]),
         Wrong.BEYOND: (events.first_entry > ENTRY_ID_MAX) | (events.last_entry > ENTRY_ID_MAX),
         Wrong.NEGATIVE: negative,
         Wrong.BACKWARDS: events.last_entry < events.first_entry,

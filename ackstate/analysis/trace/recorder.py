@@ -40,8 +40,10 @@ _FRAME = struct.Struct("<III")
 _NAMES = struct.Struct("<HH")
 _EVENT = struct.Struct("<qBqqqq")
 _POLLED_EVENT = struct.Struct("<qBqqqqq")
-POLLED_FIELDS = np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in PolledEvent._fields])
-"""An event of a recording of polls, as it is stored."""
+_FIELDS = {
+    version: np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in kind_of._fields])
+    for version, kind_of in ((RECORDING_VERSION, Event), (POLLED_VERSION, PolledEvent))
+}
 _SUFFIX = ".events"
 
 
@@ -139,19 +141,12 @@ def read_recording(directory: Path) -> Iterator[Frame]:
 
 
 def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield topic, subscription and events of every frame of a recording of polls, as arrays of `POLLED_FIELDS`."""
+    """Yield topic, subscription and events of every frame of a recording of polls, as arrays with their fields."""
     for path in segments(directory):
-        data = path.read_bytes()
-        if len(data) < _HEADER.size:
-            continue
-        if _check_header(path, data[: _HEADER.size]) != POLLED_VERSION:
-            raise TraceError(f"{path}: not a recording of polls")
-        for offset, payload in _payloads(path, data):
-            topic, subscription, names_end = _names_of(payload, path, offset)
-            try:
-                yield topic, subscription, np.frombuffer(payload, POLLED_FIELDS, offset=names_end)
-            except ValueError as error:
-                raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
+        for version, frame in _frames(path):
+            if version != POLLED_VERSION:
+                raise TraceError(f"{path}: not a recording of polls")
+            yield frame
 
 
 def torn_bytes(path: Path) -> int:
@@ -181,12 +176,31 @@ def _check_file(path: Path) -> None:
 
 def _read_segment(path: Path) -> Iterator[Frame]:
     _check_file(path)
+    for version, (topic, subscription, rows) in _frames(path):
+        kind_of = PolledEvent if version == POLLED_VERSION else Event
+        try:
+            events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows.tolist()]
+        except ValueError as error:
+            raise TraceError(f"{path}: a frame is invalid: {error}") from error
+        if kind_of is Event and any(event.kind in POLLED_ONLY for event in events):
+            raise TraceError(f"{path}: a frame has a kind of event that only a recording of polls has")
+        yield Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
+
+
+def _frames(path: Path) -> Iterator[tuple[int, tuple[str, str, np.ndarray]]]:
+    """Yield the version of a segment with each complete frame: its topic, subscription and events."""
     data = path.read_bytes()
     version = _check_header(path, data[: _HEADER.size])
-    if len(data) < _HEADER.size:
-        return  # The writer died before its header was complete: it recorded nothing.
-    for offset, payload in _payloads(path, data):
-        yield _decode_frame(payload, path, offset, has_intervals=version == POLLED_VERSION)
+    # A writer that died before its header was complete recorded nothing.
+    for offset, payload in _payloads(path, data) if version else ():
+        try:
+            topic_size, subscription_size = _NAMES.unpack_from(payload)
+            topic_end = _NAMES.size + topic_size
+            names_end = topic_end + subscription_size
+            names = payload[_NAMES.size : topic_end].decode(), payload[topic_end:names_end].decode()
+            yield version, (*names, np.frombuffer(payload, _FIELDS[version], offset=names_end))
+        except (struct.error, ValueError) as error:
+            raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
 
 
 def _payloads(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -224,27 +238,3 @@ def _check_header(path: Path, header: bytes) -> int:
 
 def _length_checksum(length: int) -> int:
     return int(google_crc32c.value(length.to_bytes(4, "little")))
-
-
-def _decode_frame(payload: bytes, path: Path, offset: int, *, has_intervals: bool) -> Frame:
-    topic, subscription, names_end = _names_of(payload, path, offset)
-    try:
-        rows = (_POLLED_EVENT if has_intervals else _EVENT).iter_unpack(payload[names_end:])
-        kind_of = PolledEvent if has_intervals else Event
-        events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
-        if not has_intervals and any(event.kind in POLLED_ONLY for event in events):
-            raise ValueError("it has a kind of event that only a recording of polls has")
-    except (struct.error, UnicodeDecodeError, ValueError) as error:
-        raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
-    return Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
-
-
-def _names_of(payload: bytes, path: Path, offset: int) -> tuple[str, str, int]:
-    """Return the topic, the subscription, and the byte where the events begin."""
-    try:
-        topic_size, subscription_size = _NAMES.unpack_from(payload)
-        names_end = _NAMES.size + topic_size + subscription_size
-        topic = payload[_NAMES.size : _NAMES.size + topic_size].decode()
-        return topic, payload[_NAMES.size + topic_size : names_end].decode(), names_end
-    except (struct.error, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error

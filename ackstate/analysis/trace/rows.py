@@ -13,7 +13,6 @@ import json
 import sys
 import zlib
 from contextlib import contextmanager
-from functools import reduce
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,10 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ackstate.analysis.trace.check import BadRows, Wrong, count_wrong
+from ackstate.analysis.trace.check import NAMING, BadRows, Wrong, count_wrong, wrong_alone
 from ackstate.analysis.trace.chunks import Events, Int64s, Mask
-from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, POLLED_ONLY, EventKind, TraceError
-from ackstate.position import ENTRY_ID_MAX
+from ackstate.analysis.trace.events import POLLED_ONLY, EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +38,6 @@ ROW_SCHEMA = pa.schema(
     + [(name, pa.int64()) for name in ("ledger_id", "first_entry", "last_entry", "number", "seq")]
 )
 _OTHER_KIND = 0  # not the kind of any event
-_NAMING = np.array(sorted(NAMES_ENTRIES))
 
 
 class TraceRows(NamedTuple):
@@ -59,21 +56,23 @@ def checked_rows(
 ) -> TraceRows:
     """Return the rows of a table that are valid by themselves, and count the others."""
     bad_rows.rows += table.num_rows
-    topic, subscription = (_names(table, name) for name in ("topic", "subscription"))
-    kind, kind_text = _kinds(table)
-    values = {name: _numbers(table, name) for name in ("ts_ms", "ledger_id", "first_entry", "last_entry", "number")}
-    no_last = _nulls(table, "last_entry")
-    values["last_entry"] = np.where(no_last, values["first_entry"], values["last_entry"])
-    events = Events(kind=kind, **values)
+    for name in set(ROW_SCHEMA.names) - set(table.column_names):
+        table = table.append_column(name, pa.nulls(table.num_rows, ROW_SCHEMA.field(name).type))
+    topic, subscription = (_encoded(table[name]) for name in ("topic", "subscription"))
+    kind, kind_text = _kinds(table["kind"])
+    values = {name: _numbers(table[name]) for name in ("ts_ms", "ledger_id", "first_entry", "last_entry", "number")}
+    values["last_entry"] = np.where(_nulls(table["last_entry"]), values["first_entry"], values["last_entry"])
+    events, seq = Events(kind=kind, **values), _numbers(table["seq"])
     of_topic = kind == EventKind.PUBLISH
+    alone = wrong_alone(events)
     wrong = {
-        Wrong.UNKNOWN_KIND: (kind == _OTHER_KIND) & ~_nulls(table, "kind"),
+        Wrong.UNKNOWN_KIND: (kind == _OTHER_KIND) & ~_nulls(table["kind"]),
         Wrong.MISSING: _missing(table, events, of_topic=of_topic),
-        **_out_of_bounds(events),
-        Wrong.NEGATIVE: _negative(table, events),
+        Wrong.BEYOND: alone[Wrong.BEYOND],
+        Wrong.NEGATIVE: alone[Wrong.NEGATIVE] | (seq < NO_SEQ),
+        Wrong.TIME_OUTSIDE: clock.judge(events.ts_ms),
+        Wrong.BACKWARDS: alone[Wrong.BACKWARDS],
     }
-    wrong[Wrong.TIME_OUTSIDE] = clock.judge(events.ts_ms)
-    wrong[Wrong.BACKWARDS] = events.last_entry < events.first_entry
 
     def shown(problem: Wrong, row: int) -> str:
         if problem is Wrong.TIME_OUTSIDE:
@@ -82,29 +81,14 @@ def checked_rows(
 
     good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))
     keys, key = _keys(topic, subscription, good, of_topic)
-    rows = np.column_stack((*events, _numbers(table, "seq"), numbers))
-    return TraceRows(keys, key, rows[good])
+    return TraceRows(keys, key, np.column_stack((*events, seq, numbers))[good])
 
 
 def _missing(table: pa.Table, events: Events, *, of_topic: Mask) -> Mask:
     """Return the rows without topic, subscription, time or kind, or without the entries that their kind requires."""
-    missing = _nulls(table, "ts_ms") | _nulls(table, "kind") | _empty(table, "topic")
-    missing |= _empty(table, "subscription") & ~of_topic
-    needs = np.isin(events.kind, _NAMING)
-    return missing | (needs & (_nulls(table, "ledger_id") | _nulls(table, "first_entry")))
-
-
-def _out_of_bounds(events: Events) -> dict[Wrong, Mask]:
-    return {Wrong.BEYOND: (events.first_entry > ENTRY_ID_MAX) | (events.last_entry > ENTRY_ID_MAX)}
-
-
-def _negative(table: pa.Table, events: Events) -> Mask:
-    """Return the rows with a negative number, except -1, which means a missing value."""
-    negative = (events.ts_ms < 0) | (_numbers(table, "seq") < NO_SEQ) | (events.number < -1)
-    entries = (events.ledger_id, events.first_entry, events.last_entry)
-    some_entry = np.isin(events.kind, _NAMING) | (events.ledger_id >= 0)
-    negative |= reduce(np.logical_or, [column < np.where(some_entry, 0, -1) for column in entries])
-    return negative
+    missing = _nulls(table["ts_ms"]) | _nulls(table["kind"]) | _empty(table["topic"])
+    missing |= _empty(table["subscription"]) & ~of_topic
+    return missing | (np.isin(events.kind, NAMING) & (_nulls(table["ledger_id"]) | _nulls(table["first_entry"])))
 
 
 def _what(problem: Wrong, table: pa.Table, row: int, kind_text: Callable[[int], str]) -> str:
@@ -122,18 +106,14 @@ def _what(problem: Wrong, table: pa.Table, row: int, kind_text: Callable[[int], 
     )
 
 
-def _kinds(table: pa.Table) -> tuple[Int64s, Callable[[int], str]]:
+def _kinds(column: pa.ChunkedArray) -> tuple[Int64s, Callable[[int], str]]:
     """Return each row's kind as a number, and a function that formats an unknown kind."""
-    if "kind" not in table.column_names:
-        return np.full(table.num_rows, _OTHER_KIND), lambda _: ""
-    column = table["kind"]
     if pa.types.is_integer(column.type):
-        numbers = _numbers(table, "kind")
+        numbers = _numbers(column)
         return np.where(np.isin(numbers, list(KINDS.values())), numbers, _OTHER_KIND), lambda row: str(numbers[row])
     encoded = _encoded(column)
     codes = np.array([KINDS.get(text, _OTHER_KIND) for text in encoded.dictionary.to_pylist()] + [_OTHER_KIND])
-    indexes = encoded.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)
-    return codes[indexes].astype(np.int64), lambda row: repr(column[row].as_py())
+    return codes[_codes(encoded, len(codes) - 1)].astype(np.int64), lambda row: repr(column[row].as_py())
 
 
 def _keys(
@@ -153,37 +133,22 @@ def _codes(encoded: pa.DictionaryArray, of_null: int) -> Int64s:
     return codes
 
 
-def _names(table: pa.Table, name: str) -> pa.DictionaryArray:
-    if name not in table.column_names:
-        return pa.nulls(table.num_rows, pa.string()).dictionary_encode()
-    return _encoded(table[name])
-
-
 def _encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     return pa.concat_arrays(column.cast(pa.string()).chunks or [pa.array([], pa.string())]).dictionary_encode()
 
 
-def _numbers(table: pa.Table, name: str) -> Int64s:
-    if name not in table.column_names:
-        return np.full(table.num_rows, -1)
-    return np.asarray(table[name].cast(pa.int64()).fill_null(-1).to_numpy(), np.int64)
+def _numbers(column: pa.ChunkedArray) -> Int64s:
+    return np.asarray(column.cast(pa.int64()).fill_null(-1).to_numpy(), np.int64)
 
 
-def _nulls(table: pa.Table, name: str) -> Mask:
-    if name not in table.column_names:
-        return np.ones(table.num_rows, np.bool_)
-    return np.asarray(table[name].is_null().to_numpy(), np.bool_)
+def _nulls(column: pa.ChunkedArray) -> Mask:
+    return np.asarray(column.is_null().to_numpy(), np.bool_)
 
 
-def _empty(table: pa.Table, name: str) -> Mask:
-    if name not in table.column_names:
-        return np.ones(table.num_rows, np.bool_)
-    return np.asarray(pc.fill_null(pc.equal(table[name].cast(pa.string()), ""), fill_value=True).to_numpy(), np.bool_)
-
-
-assert set(Events._fields) == set(EVENT_COLUMNS)
+def _empty(column: pa.ChunkedArray) -> Mask:
+    return np.asarray(pc.fill_null(pc.equal(column.cast(pa.string()), ""), fill_value=True).to_numpy(), np.bool_)
 
 
 STANDARD_INPUT = "-"

@@ -106,8 +106,7 @@ def test_a_refused_trace_is_one_line(trace, capsys):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_all_answer_the_same(spark, tmp_path_factory):
-    from ackstate.analysis.spark.one_task import OneTaskSource
-    from ackstate.analysis.spark.source import SparkSource
+    from ackstate.analysis.spark.source import SparkSource, one_task_source
 
     @settings(max_examples=3, suppress_health_check=list(HealthCheck), deadline=None)
     @given(st.lists(montecarlo.small_traces(), min_size=4, max_size=8), st.permutations(POLICIES), st.integers(3, 200))
@@ -122,7 +121,7 @@ def test_all_answer_the_same(spark, tmp_path_factory):
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")
         rows = [
             sorted(estimates(each, policies[:3], crashes_per_day=3, is_plotted=True).collect(), key=json.dumps)
-            for each in (here, there, OneTaskSource(spark, here))
+            for each in (here, there, one_task_source(spark, here.span))
         ]
         assert rows[0] == rows[1] == rows[2]
 
