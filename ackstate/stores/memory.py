@@ -77,7 +77,7 @@ class _MemoryLedger:
 
 @final
 class MemoryDisk:
-    """The contents that survive a crash. It is passed from store to store; callers use nothing of it but `_check`."""
+    """The contents that survive a crash. It is passed from store to store; only a replay changes what is on it."""
 
     def __init__(self) -> None:
         # One lock for all stores on the disk: a second owner in a test is a second store.

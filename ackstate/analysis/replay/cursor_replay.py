@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, final
 
 import numpy as np
@@ -22,7 +21,7 @@ from ackstate.cursor.pace import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
-from ackstate.stores.base import LedgerStore, StoreError, fenced, no_ledger
+from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -33,95 +32,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.cursor.results import PersistResult
     from ackstate.delivery_ruler import DeliveryRuler
-    from ackstate.errors import AckStateError
-    from ackstate.stores.base import MetadataStore, Store
-
-
-@dataclass(slots=True)
-class _Last:
-    owner: str
-    count: int = 0
-    record: bytes = b""
-    is_fenced: bool = False
-
-
-@final
-class LatestEntryStore:
-    """A store for cursors that write Pulsar's format, and read only the last record of a ledger.
-
-    Memory: one record per ledger. Otherwise it behaves like `MemoryStore`, without faults.
-    """
-
-    def __init__(self) -> None:
-        self._others = MemoryStore()
-        self._ledgers = _LatestEntries()
-
-    @property
-    def ledgers(self) -> LedgerStore:
-        return self._ledgers
-
-    @property
-    def metadata(self) -> MetadataStore:
-        return self._others.metadata
-
-    def replace_last(self, ledger_id: int, record: bytes) -> None:
-        """Replace the last record of a ledger, for a broker that has written another one than the cursor."""
-        self._ledgers.find(ledger_id).record = record
-
-    def close(self) -> None:
-        self._others.close()
-
-
-class _LatestEntries(LedgerStore):
-    def __init__(self) -> None:
-        self._ledgers: dict[int, _Last] = {}
-        self._next_id = 1
-
-    def _create(self, owner: str) -> int:
-        ledger_id = self._next_id
-        self._next_id += 1
-        self._ledgers[ledger_id] = _Last(owner)
-        return ledger_id
-
-    def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
-        outcomes: list[int | AckStateError] = []
-        for ledger_id, entries in appends:
-            ledger = self._ledgers.get(ledger_id)
-            if ledger is None or ledger.is_fenced:
-                outcomes.append(no_ledger(ledger_id) if ledger is None else fenced(ledger_id))
-                continue
-            if entries:
-                ledger.record = entries[-1]
-                ledger.count += len(entries)
-            outcomes.append(ledger.count - 1)
-        return outcomes
-
-    def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        """Return the last record; none in place of any other."""
-        ledger = self.find(ledger_id)
-        return [ledger.record] if (first, end) == (ledger.count - 1, ledger.count) else []
-
-    def _last(self, ledger_id: int) -> int:
-        return self.find(ledger_id).count - 1
-
-    def _delete(self, ledger_id: int) -> None:
-        self._ledgers.pop(ledger_id, None)
-
-    def _fence(self, ledger_id: int) -> int:
-        ledger = self.find(ledger_id)
-        ledger.is_fenced = True
-        return ledger.count - 1
-
-    def _owned_by(self, owner: str) -> list[int]:
-        return [ledger_id for ledger_id, ledger in self._ledgers.items() if ledger.owner == owner]
-
-    def _owners(self) -> list[str]:
-        return [ledger.owner for ledger in self._ledgers.values()]
-
-    def find(self, ledger_id: int) -> _Last:
-        if ledger_id not in self._ledgers:
-            raise no_ledger(ledger_id)
-        return self._ledgers[ledger_id]
+    from ackstate.stores.base import LedgerStore, MetadataStore, Store
 
 
 # The longest time to a permit, at the lowest rate that a decimal of 17 digits can express.
@@ -460,6 +371,8 @@ class CursorReplay:
 
     def row(self, at_ms: int, result: PersistResult) -> tuple[int, ...]:
         """Return a row of `Epochs` for a persist, from the current state."""
+        if self._policy.cursor.format is Format.PULSAR:
+            forget_old_records(self._store, self._cursor)
         stats = self._cursor.stats()
         return (
             at_ms, stats.redelivery_if_crashed, result.messages_held_back,
@@ -525,8 +438,17 @@ class _Waiting:
 
 def empty_store(policy: Policy) -> Store:
     """Return a new store as the broker of a policy can use it."""
-    store = LatestEntryStore() if policy.cursor.format is Format.PULSAR else MemoryStore()
-    return store if policy.ledger_writable else StoreWithoutLedgers(store)
+    return MemoryStore() if policy.ledger_writable else StoreWithoutLedgers(MemoryStore())
+
+
+def forget_old_records(store: Store, cursor: ManagedCursor) -> None:
+    """Drop the records in Pulsar's format that no recovery reads: all of a ledger but the last."""
+    last = cursor.view.last_journal_entry
+    if last is not None and isinstance(store, MemoryStore):
+        entries, number = store.disk.ledger(last.ledger_id).entries, last.entry_id - 1
+        while number >= 0 and entries[number]:
+            entries[number] = b""
+            number -= 1
 
 
 def acks_of(cursor: ManagedCursor) -> dict[int, BitMap]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.replay.cursor_replay import LatestEntryStore, acks_of, cut_by_cause, empty_store
+from ackstate.analysis.replay.cursor_replay import acks_of, cut_by_cause, empty_store, forget_old_records
 from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
@@ -38,6 +38,7 @@ from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
+from ackstate.stores.memory import MemoryStore
 from ackstate.wire.pulsar import decode_position_info, encode_position_info
 
 if TYPE_CHECKING:
@@ -260,14 +261,16 @@ class PulsarReplay:
         if result.route is PersistTarget.NOTHING:
             return
         written = self._cursor.view.last_journal_entry
-        if passed and written is not None and isinstance(self._store, LatestEntryStore):
+        if passed and written is not None and isinstance(self._store, MemoryStore):
             (record,) = self._store.ledgers.read(*written, written.entry_id + 1)
             info = replace(decode_position_info(record), position=self._granted)
             for position, words in self._passed.items():
                 info.batch.ack(position, words)
                 left = sum((word & _WORD).bit_count() for word in words)
                 passed -= self._ends[position] - position.entry_id - left
-            self._store.replace_last(written.ledger_id, encode_position_info(info, form=self._config.range_form))
+            # The broker has written another record than the cursor.
+            entries = self._store.disk.ledger(written.ledger_id).entries
+            entries[-1] = encode_position_info(info, form=self._config.range_form)
             later += passed
         yield self._row(due.ts_ms, result, later)
 
@@ -289,6 +292,7 @@ class PulsarReplay:
         return self._cursor.mark_delete_position != self._cursor.persisted_mark_delete_position
 
     def _row(self, at_ms: int, result: PersistResult, later: int = 0) -> tuple[int, ...]:
+        forget_old_records(self._store, self._cursor)
         stats = self._cursor.stats()
         cut_by_ranges, *others = cut_by_cause(self._cursor, result, self._policy)
         limit = self._config.batch_count_max

@@ -15,7 +15,6 @@ from pyroaring import BitMap
 import montecarlo
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.gated_replay import CONSUMER, GatedReplay, InFlightSet, worst_case
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
@@ -74,7 +73,7 @@ class _Consumer:
         store = MemoryStore()
         log, self.positions = new_log(store)
         if not policy.ledger_writable:
-            store = StoreWithoutLedgers(store)
+            store.break_ledgers()
         self.cursor = ManagedCursor.open(store, ledgers=log.ledgers, config=policy.cursor, now_ms=opened_ms, **NAMES)
         limits = GateLimits(policy.max_unpersisted_ack_record_bytes, 0, max_unacked_messages_per_consumer=0)
         self.subscription = Subscription(log, self.cursor, gate=DispatchGate(limits))

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroaring import BitMap
 
 from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
-from ackstate.analysis.replay.cursor_replay import AgeFeed, LatestEntryStore, PersistTicks
+from ackstate.analysis.replay.acked import AckAccumulator
+from ackstate.analysis.replay.cursor_replay import AgeFeed, CursorReplay, PersistTicks
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.check import EventOrder
@@ -18,7 +20,6 @@ from ackstate.analysis.trace.chunks import Events
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError
 from montecarlo import chunk_of
 from traces import StateAfterEvent, replay, traces
 
@@ -168,25 +169,15 @@ def test_only_the_last_rise_of_a_millisecond_is_fed():
     assert ruler.marks() == ([5, 7], [Position(3, 7), Position(3, 9)])
 
 
-def test_a_store_of_last_records_has_the_last_and_no_other():
-    ledgers = LatestEntryStore().ledgers
-    one, other = (ledgers.create(owner) for owner in ("b", "a"))
-    assert ledgers.last(one) == -1
-    assert ledgers.append_many([(one, [b"0", b"1"]), (other, [b"x"])]) == [1, 0]
-    assert ledgers.append(one, [b"2"]) == 2
-    assert ledgers.read(one, 2, 3) == [b"2"]
-    for first, end in ((1, 2), (1, 3), (2, 4), (3, 4)):
-        with pytest.raises(LedgerNotFoundError):
-            ledgers.read(one, first, end)
-    assert ledgers.owners() == ["a", "b"]
-    assert ledgers.fence(one) == 2
-    with pytest.raises(LedgerFencedError):
-        ledgers.append(one, [b"3"])
-    assert (ledgers.last(one), ledgers.last(other)) == (2, 0)
-    ledgers.delete(one)
-    assert ledgers.owned_by("b") == []
-    with pytest.raises(LedgerNotFoundError):
-        ledgers.read(one, 2, 3)
+def test_of_many_records_in_pulsars_format_only_the_last_is_kept():
+    policy = Policy.from_mapping({"flush_interval_ms": 10, "format": "PULSAR"})
+    replay = CursorReplay(policy, {1: 500}, opened_ms=0)
+    chunk = chunk_of([Event(20 * number, ACK, 1, 2 * number, 2 * number) for number in range(50)])
+    assert len(replay.take_events(chunk, AckAccumulator().take(chunk), until_ms=2_000)) == 50
+    last = replay.cursor.view.last_journal_entry
+    records = replay._store.ledgers.read(last.ledger_id, 0, last.entry_id + 1)
+    assert [bool(record) for record in records] == [False] * last.entry_id + [True]
+    assert replay.restart(now_ms=2_000) == {1: BitMap(range(0, 100, 2))}
 
 
 # --- Two cursors under one name
