@@ -37,7 +37,7 @@ from ackstate.limits.gate import DispatchGate, GateLimits, Usage
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
@@ -56,17 +56,17 @@ class InFlightSet:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, BitMap] = {}
+        self.by_ledger: dict[int, BitMap] = {}  # all messages
         # Invariant: the most that the acks of all entries can add, and the number of entries.
         self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
 
     def __contains__(self, position: Position) -> bool:
         ledger_id, entry_id = position
-        return ledger_id in self._entries and entry_id in self._entries[ledger_id]
+        return ledger_id in self.by_ledger and entry_id in self.by_ledger[ledger_id]
 
     def entries(self, ledger_id: int) -> BitMap:
         """Return the messages of a ledger; the caller must not change them."""
-        return self._entries.get(ledger_id, _NONE)
+        return self.by_ledger.get(ledger_id, _NONE)
 
     def get(self, position: Position) -> Sent | None:
         if position not in self:
@@ -85,26 +85,22 @@ class InFlightSet:
         """Note a message that is sent now, and the bytes reserved for its ack."""
         ledger_id, entry_id = position
         assert position not in self
-        self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
+        self.by_ledger.setdefault(ledger_id, BitMap()).add(entry_id)
         self._count(1, record_bytes)
 
     def complete(self, position: Position) -> None:
         """Forget a message in flight and its reservation."""
-        self._entries[position[0]].remove(position[1])
+        self.by_ledger[position[0]].remove(position[1])
         self._count(-1, -isolated_range_bytes(*position))
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
         """Add messages that were sent, then remove messages that were settled, by ledger."""
         for ledger_id in {*sent, *settled}:
-            before = self._entries.get(ledger_id, _NONE)
+            before = self.by_ledger.get(ledger_id, _NONE)
             after = before | sent.get(ledger_id, _NONE)
             after -= settled.get(ledger_id, _NONE)
             self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
-            self._entries[ledger_id] = after
-
-    def by_ledger(self) -> Mapping[int, BitMap]:
-        """Return all messages; the caller must not change them."""
-        return self._entries
+            self.by_ledger[ledger_id] = after
 
     def _count(self, messages: int, record_bytes: int) -> None:
         self.unacked_messages += messages
@@ -113,8 +109,8 @@ class InFlightSet:
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""
-        assert self.reserved_bytes == sum(worst_case(*each) for each in self._entries.items())
-        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self._entries.values()))
+        assert self.reserved_bytes == sum(worst_case(*each) for each in self.by_ledger.items())
+        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self.by_ledger.values()))
 
 
 def worst_case(ledger_id: int, entries: BitMap) -> int:
@@ -219,46 +215,32 @@ class BlockedQueue:
     """
 
     def __init__(self) -> None:
-        self._since_ms: OrderedDict[Position, int] = OrderedDict()
+        self.since_ms: OrderedDict[Position, int] = OrderedDict()  # of the waiting messages, in order
         # Times at which the trace acks messages that are still waiting.
         self._acked_ms: dict[Position, int] = {}
-        # Waiting times of sent messages that the trace has not acked yet.
-        self._waited_ms: dict[Position, int] = {}
-        # A heap of postponed acks.
-        self._moved_acks: list[tuple[int, Position]] = []
+        self.waited_ms: dict[Position, int] = {}  # of sent messages that the trace has not acked yet
+        self.moved_acks: list[tuple[int, Position]] = []  # a heap of postponed acks
 
     def __len__(self) -> int:
-        return len(self._since_ms)
-
-    def __contains__(self, position: Position) -> bool:
-        return position in self._since_ms
-
-    @property
-    def moves_acks(self) -> bool:
-        """Whether the time of an ack differs from the trace."""
-        return bool(self._moved_acks)
+        return len(self.since_ms)
 
     @property
     def first(self) -> Position:
         """The first message; the queue must not be empty."""
-        return next(iter(self._since_ms))
-
-    def positions(self) -> Iterable[Position]:
-        """Return the waiting messages, in order."""
-        return self._since_ms
+        return next(iter(self.since_ms))
 
     def join(self, position: Position, *, now_ms: int) -> None:
         """Append a message that is not in the queue."""
-        self._since_ms[position] = now_ms
+        self.since_ms[position] = now_ms
 
     def leave(self, *, now_ms: int) -> Position:
         """Remove the first message, and postpone its ack by its waiting time."""
-        position, since_ms = self._since_ms.popitem(last=False)
+        position, since_ms = self.since_ms.popitem(last=False)
         acked_ms = self._acked_ms.pop(position, None)
         if acked_ms is not None:
-            heappush(self._moved_acks, (acked_ms + now_ms - since_ms, position))
+            heappush(self.moved_acks, (acked_ms + now_ms - since_ms, position))
         elif now_ms > since_ms:
-            self._waited_ms[position] = now_ms - since_ms
+            self.waited_ms[position] = now_ms - since_ms
         return position
 
     def ack_in_trace(self, position: Position, *, now_ms: int) -> bool:
@@ -266,31 +248,23 @@ class BlockedQueue:
 
         A message that is acked twice is acked by the second ack if that is earlier.
         """
-        waited_ms = self._waited_ms.pop(position, None)
+        waited_ms = self.waited_ms.pop(position, None)
         if waited_ms is not None:
-            heappush(self._moved_acks, (now_ms + waited_ms, position))
+            heappush(self.moved_acks, (now_ms + waited_ms, position))
             return True
-        if position in self._since_ms:
+        if position in self.since_ms:
             self._acked_ms.setdefault(position, now_ms)
             return True
         return False
 
-    def waited(self) -> Iterable[Position]:
-        """Return the messages that had waited and that the trace has not acked yet."""
-        return self._waited_ms
-
     @property
     def next_ack_ms(self) -> int:
         """The time of the next postponed ack; far in the future if there is none."""
-        return self._moved_acks[0][0] if self._moved_acks else NEVER_MS
+        return self.moved_acks[0][0] if self.moved_acks else NEVER_MS
 
     def pop_ack(self) -> Position:
         """Remove and return the earliest postponed ack; ties go to the lowest position."""
-        return heappop(self._moved_acks)[1]
-
-    def moved_acks(self) -> Iterable[Position]:
-        """Return the messages of postponed acks, in any order."""
-        return (position for _, position in self._moved_acks)
+        return heappop(self.moved_acks)[1]
 
 
 _MOST_USED = Usage(2**62, 0, 0)
@@ -443,7 +417,7 @@ class GatedReplay(CursorListener):
 
     def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
         """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short."""
-        waits = self._queue or self._queue.moves_acks or self._promotions or self._let_go_ms != NEVER_MS
+        waits = self._queue or self._queue.moved_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.is_closed:
             return None
         room = self._gate.room
@@ -462,7 +436,7 @@ class GatedReplay(CursorListener):
 
     def _moves_any(self, acked: Mapping[int, BitMap]) -> bool:
         """Return whether an acked message had waited."""
-        return any(each.entry_id in acked.get(each.ledger_id, ()) for each in self._queue.waited())
+        return any(each.entry_id in acked.get(each.ledger_id, ()) for each in self._queue.waited_ms)
 
     def _take_run(self, run: OpenRun) -> None:
         """Replay a run that is sure to pass the gate."""
@@ -511,19 +485,19 @@ class GatedReplay(CursorListener):
         """Assert that every message has exactly one state. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
         self._sent._check()
         waiting: dict[int, BitMap] = {}
-        for ledger_id, entry_id in self._queue.positions():
+        for ledger_id, entry_id in self._queue.since_ms:
             waiting.setdefault(ledger_id, BitMap()).add(entry_id)
-        for each in (self._sent.by_ledger(), waiting):
+        for each in (self._sent.by_ledger, waiting):
             for ledger_id, entries in each.items():
                 unacked = entries.copy()
                 self._cursor.view.discard_acked(ledger_id, unacked)
                 assert unacked == entries, f"ledger {ledger_id} has acked messages that are in flight or waiting"
                 assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
-        for ledger_id, entries in self._sent.by_ledger().items():
+        for ledger_id, entries in self._sent.by_ledger.items():
             assert entries.isdisjoint(waiting.get(ledger_id, BitMap())), (
                 f"ledger {ledger_id}: messages in flight are waiting"
             )
-        for position in self._queue.moved_acks():
+        for _, position in self._queue.moved_acks:
             assert position in self._sent or self._cursor.is_acked(position), (
                 f"{position} has a postponed ack but was not sent"
             )
@@ -597,7 +571,7 @@ class GatedReplay(CursorListener):
 
     def _deliver(self, position: Position) -> None:
         """Queue a message that was not delivered before, and send it if the gate admits it."""
-        if position in self._sent or position in self._queue or self._cursor.is_acked(position):
+        if position in self._sent or position in self._queue.since_ms or self._cursor.is_acked(position):
             return
         if not self._queue:
             self._blocked_since_ms = self._now_ms

@@ -57,11 +57,13 @@ class PolledChunk(EventChunk):
 
 @final
 class AckIntervals:
-    """Counts the acks that may have happened, and those that certainly have, at any time from the last query on."""
+    """Counts acks by the start of their intervals, from which on they are possible, and by the end: they are certain.
+
+    Queries are for any time from the last `forget` on.
+    """
 
     def __init__(self) -> None:
-        # Acks by the start and by the end of their intervals: the times, and the number of acks up to each.
-        self._starts, self._ends = _StepCounts(), _StepCounts()
+        self.possible, self.certain = _StepCounts(), _StepCounts()
 
     def add(self, events: PolledChunk, counts: Int64s) -> None:
         """Add the next acks."""
@@ -69,31 +71,19 @@ class AckIntervals:
         if not len(at):
             return
         ends = events.until_ms[at]
-        if (np.diff(ends, prepend=self._ends.last_ms) < 0).any():
+        if (np.diff(ends, prepend=self.certain.last_ms) < 0).any():
             raise TraceError("an ack's interval ends before that of an earlier ack: run ackstate trace check")
-        self._starts.add(events.ts_ms[at], counts[at])
-        self._ends.add(ends, counts[at])
-
-    def possible(self, at_ms: Int64s) -> Int64s:
-        """Return the number of acks that may have happened by some times."""
-        return self._starts.at(at_ms)
-
-    def certain(self, at_ms: Int64s) -> Int64s:
-        """Return the number of acks that have certainly happened by some times."""
-        return self._ends.at(at_ms)
+        self.possible.add(events.ts_ms[at], counts[at])
+        self.certain.add(ends, counts[at])
 
     def uncertain(self, at_ms: Int64s) -> Int64s:
         """Return the number of acks of which it is unknown whether they had happened by some times."""
-        return self.possible(at_ms) - self.certain(at_ms)
-
-    def ends_between(self, after_ms: int, until_ms: int) -> Int64s:
-        """Return the times after one and up to another at which acks become certain."""
-        return self._ends.times_between(after_ms, until_ms)
+        return self.possible.at(at_ms) - self.certain.at(at_ms)
 
     def forget(self, before_ms: int) -> None:
         """Drop the counts that no query for a time at or after one needs."""
-        self._starts.forget(before_ms)
-        self._ends.forget(before_ms)
+        self.possible.forget(before_ms)
+        self.certain.forget(before_ms)
 
 
 @final
@@ -192,10 +182,10 @@ class PolledRecordedCurve(RecordedCurve):
         """Add both curves from one time, exclusive unless it has an event, to another, inclusive."""
         sure_ms, sure = np.array(self._sure_ms), np.array(self._sure)
         changes = sure_ms[(sure_ms > begin_ms) & (sure_ms <= end_ms)]
-        times = np.unique(np.concatenate((times, changes, self._acks.ends_between(begin_ms, end_ms))))
+        times = np.unique(np.concatenate((times, changes, self._acks.certain.times_between(begin_ms, end_ms))))
         latest = maybe[1][np.searchsorted(maybe[0], times, "right")]
-        self.low.add(times, self._acks.certain(times) - latest)
-        high = self._acks.possible(times) - sure[np.searchsorted(sure_ms, times, "right") - 1]
+        self.low.add(times, self._acks.certain.at(times) - latest)
+        high = self._acks.possible.at(times) - sure[np.searchsorted(sure_ms, times, "right") - 1]
         points = Points(times, np.maximum(high, 0), np.ones(len(times), np.bool_))
         self.sum.note_peak(points.value, times)
         self.sum.add(points)
@@ -230,7 +220,7 @@ class PolledRecordedCurve(RecordedCurve):
         if number_ms < self._sure_number_ms:
             raise TraceError("the number of a PERSIST_SEEN event falls: run ackstate trace check")
         self._sure_number_ms = number_ms
-        return int(self._acks.certain(np.array([number_ms]))[0])
+        return int(self._acks.certain.at(np.array([number_ms]))[0])
 
     def _exclude(self, count: int, ts_ms: int) -> None:
         """Remove acks from the last settlement; those before it lose them as soon as the persist may be durable."""
@@ -290,7 +280,7 @@ class PolledPolicyCurve(PolicyCurve):
             return points
         begin_ms = int(points.ts_ms[0]) - 1 if self._last_ms is None else self._last_ms
         end_ms = int(points.ts_ms[-1])
-        times = np.unique(np.concatenate((points.ts_ms, self._acks.ends_between(begin_ms, end_ms))))
+        times = np.unique(np.concatenate((points.ts_ms, self._acks.certain.times_between(begin_ms, end_ms))))
         at = np.searchsorted(points.ts_ms, times, "right")
         values = np.concatenate(([self._value], points.value))[at]
         causes = None if points.causes is None else points.causes[:, np.maximum(at - 1, 0)]
@@ -306,7 +296,7 @@ class PolledPolicyCurve(PolicyCurve):
 
     def finish(self, end_ms: int) -> Points:
         """Return the points up to the end of the trace: acks become certain there."""
-        times = _NONE if self._last_ms is None else np.unique(self._acks.ends_between(self._last_ms, end_ms))
+        times = _NONE if self._last_ms is None else np.unique(self._acks.certain.times_between(self._last_ms, end_ms))
         values = np.full(len(times), self._value)
         self.low.add(times, values - self._acks.uncertain(times))
         found = Points(times, values + self._uncertain, np.ones(len(times), np.bool_))
