@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +29,6 @@ class Write(NamedTuple):
     ledger: int
 
 
-class PolledInstant(NamedTuple):
-    """From this time on, the redelivered entries of a crash: seen acks, at least and at most."""
-
-    ts_ms: int
-    least: frozenset
-    most: frozenset
-
-
 class Cursor:
     """One cursor in one broker, a millisecond at a time. Whether a write under way survives a crash is random."""
 
@@ -47,7 +40,6 @@ class Cursor:
         self.under_way = []
         self.ledger, self.last_entry, self.load = -1, -1, 1
         self.next_ledger, self.dirty_ms = 100, None
-        self.unseen = set()
         self.is_moved = False  # by a seek that no poll has seen
 
     @property
@@ -61,7 +53,6 @@ class Cursor:
             return
         chosen = self.rng.choice([left[:1], self.rng.sample(left, min(len(left), self.rng.randint(1, 4)))])
         self.acked |= set(chosen)
-        self.unseen |= set(chosen)
         self.dirty_ms = self.dirty_ms or now_ms
         if self.rng.random() < 0.5:
             self.write(now_ms)
@@ -92,7 +83,6 @@ class Cursor:
         if self.under_way and self.rng.random() < 0.5:
             self.durable = set(self.under_way[-1].entries)
         self.acked = set(self.durable)
-        self.unseen &= self.acked
         self.under_way, self.dirty_ms = [], None
         self.ledger, self.last_entry, self.load = -1, -1, self.load + 1
 
@@ -100,7 +90,6 @@ class Cursor:
         """Move durably; the new state has no ranges. A seek after which everything is acked again cannot be seen."""
         target = self.rng.randint(0, len(self.log))
         self.acked = set(self.log[:target])
-        self.unseen &= self.acked
         self.durable, self.dirty_ms, self.is_moved = set(self.acked), None, True
         self.last_entry += 1
 
@@ -111,27 +100,16 @@ class Cursor:
         if self.dirty_ms is not None and now_ms - self.dirty_ms >= 1_000:
             self.write(now_ms)
 
-    def instant(self, now_ms):
-        known = self.acked - self.unseen
-        lost = [known - self.durable] + [known - each.entries for each in self.under_way]
-        return PolledInstant(now_ms, frozenset(min(lost, key=len)), frozenset(max(lost, key=len)))
-
     def poll(self, asked_ms, *, knows_load):
         deleted = DeletedRanges()
         for each in self.acked:
             if each > self.mark_delete:
                 deleted.add(each)
         return CursorLook(
-            dict(SIZES),
-            self.mark_delete,
-            deleted,
-            state="NoLedger" if self.ledger < 0 else "Open",
-            cursor_ledger=self.ledger,
-            last_entry=self.last_entry,
-            asked_ms=asked_ms,
-            answered_ms=-1,
+            dict(SIZES), self.mark_delete, deleted, state="NoLedger" if self.ledger < 0 else "Open",
+            cursor_ledger=self.ledger, last_entry=self.last_entry, asked_ms=asked_ms, answered_ms=-1,
             load=("broker", self.load) if knows_load else None,
-        )
+        )  # fmt: skip
 
 
 def truth(seed, *, has_limit=False, has_restarts=True, knows_load=True, length_ms=9_000):
@@ -163,11 +141,9 @@ def truth(seed, *, has_limit=False, has_restarts=True, knows_load=True, length_m
             waiting = cursor.poll(T0_MS + asked_ms, knows_load=knows_load)
             # The acks that this poll sees have been there since their own time.
             acks.append((now_ms, frozenset(cursor.acked)))
-            cursor.unseen, cursor.is_moved = set(), False
+            cursor.is_moved = False
         if waiting is not None and ms == answered_ms:
-            polls.append(waiting.__class__(**{
-                **{name: getattr(waiting, name) for name in waiting.__dataclass_fields__}, "answered_ms": now_ms
-            }))  # fmt: skip
+            polls.append(replace(waiting, answered_ms=now_ms))
             waiting = None
             asked_ms = ms + rng.randint(500, 900)
             snapshot_ms = asked_ms + rng.randint(0, 20)

@@ -77,11 +77,6 @@ class StorePath:
         return self.parts[-1] if self.parts else ""
 
     @property
-    def suffix(self) -> str:
-        """The end of the name from its last dot on, as of `pathlib.Path`."""
-        return Path(self.name).suffix
-
-    @property
     def parent(self) -> StorePath:
         """The directory that it is in; the root is in itself."""
         return StorePath(self.scheme, self.authority, self.parts[:-1])
@@ -89,10 +84,6 @@ class StorePath:
     def with_name(self, name: str) -> StorePath:
         """Return the location of another name in the same directory."""
         return self.parent / name
-
-    def relative_to(self, directory: StorePath) -> str:
-        """Return the names from a directory above it down to it."""
-        return "/".join(self.parts[len(directory.parts) :])
 
     def absolute(self) -> StorePath:
         """Return itself: a URL depends on no current directory."""

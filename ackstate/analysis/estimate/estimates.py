@@ -71,14 +71,20 @@ def estimates(  # noqa: PLR0913 - each is needed once
     span = source.span
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
-    if span.has_intervals:
-        check_replayable(policies)
-    count = slice_count(span.chunk_count) if is_plotted or set(scopes) != {"subscription"} else 0
+    for policy in policies if span.has_intervals else ():
+        if policy is not None and policy.blocks:
+            raise PolicyError(
+                f"{policy.label}: a limit on dispatch cannot be replayed on a trace of polls, which has no deliveries"
+            )
+    count = -(-span.chunk_count // CHUNKS_PER_SLICE) if is_plotted or set(scopes) != {"subscription"} else 0
     curve = ThinnedCurve(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
     widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
     slices = Slices.of(span.begin_ms, span.end_ms, count, **widest)
     replays: list[Rows] = []
-    for numbers in _alike(policies):
+    alike: dict[bool, list[int]] = {True: [], False: []}
+    for number, policy in enumerate(policies):
+        alike[takes_compact(policy)].append(number)
+    for numbers in filter(None, alike.values()):
         mine = [policies[number] for number in numbers]
         wanted = RequestedParts(
             mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
@@ -87,34 +93,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
         replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted), PART))
     parts = joined(replays)
     if count:
-        parts = in_slices(parts, slices, scopes)
+        by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))
+        parts = by_slice.through(partial(add_slices, slices=slices, scopes=tuple(scopes)), PART)
     make = partial(put_together, duration_ms=slices.end_ms - slices.begin_ms, crashes_per_day=crashes_per_day)
     return parts.together(RESULT_KEY).through(make, ESTIMATE)
-
-
-def check_replayable(policies: Sequence[Policy | None]) -> None:
-    """Refuse policies that a trace of polls has too few events for."""
-    for policy in policies:
-        if policy is not None and policy.blocks:
-            raise PolicyError(
-                f"{policy.label}: a limit on dispatch cannot be replayed on a trace of polls, which has no deliveries"
-            )
-
-
-def slice_count(chunk_count: int) -> int:
-    """Return the least number of slices for some chunks."""
-    return -(-chunk_count // CHUNKS_PER_SLICE)
-
-
-def in_slices(parts: Rows, slices: Slices, scopes: Sequence[str] = SCOPES) -> Rows:
-    """Add up the curves of each slice; see `add_slices`."""
-    by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))
-    return by_slice.through(partial(add_slices, slices=slices, scopes=tuple(scopes)), PART)
-
-
-def _alike(policies: Sequence[Policy | None]) -> list[list[int]]:
-    """Return the indexes of policies that take compact chunks and of the others, omitting an empty group."""
-    found: dict[bool, list[int]] = {True: [], False: []}
-    for number, policy in enumerate(policies):
-        found[takes_compact(policy)].append(number)
-    return [numbers for numbers in found.values() if numbers]

@@ -151,15 +151,16 @@ class SweepResult:
         lows = {_row_key(row): row for row in rows if row["policy"] >= len(policies)}
         for row in rows:
             if row["policy"] < len(policies):
-                low = lows.get((row["policy"] + len(policies), *_row_key(row)[1:]))
-                found[row["policy"]].append(
-                    Estimate(**{name: row[name] for name in _NUMBERS}, low=None if low is None else _low_of(low))
-                )
+                low_row = lows.get((row["policy"] + len(policies), *_row_key(row)[1:]))
+                low = None if low_row is None else Low(**{name: low_row[name] for name in Low.__dataclass_fields__})
+                found[row["policy"]].append(Estimate(**{name: row[name] for name in _NUMBERS}, low=low))
         results = [
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]
-        known = _with_front([_unknown_taken_out(each) for each in results])
-        return cls(trace, crashes_per_day, tuple(known), tuple(refused)).compared_with("")
+        known = [_unknown_taken_out(each) for each in results]
+        front = unbeaten([each for each in known if each.policy is not AS_RECORDED and each.estimates])
+        ranked = [replace(each, is_on_front=any(each is other for other in front)) for each in known]
+        return cls(trace, crashes_per_day, tuple(ranked), tuple(refused)).compared_with("")
 
     def compared_with(self, baseline: str, source: str = "", doubts: Sequence[str] = ()) -> Self:
         """Return the result with another policy in force."""
@@ -264,10 +265,6 @@ def _row_key(row: Mapping[str, Any]) -> tuple[int, str, str, str, str]:
     return row["policy"], row["scope"], row["namespace"], row["topic"], row["subscription"]
 
 
-def _low_of(row: Mapping[str, Any]) -> Low:
-    return Low(**{name: row[name] for name in Low.__dataclass_fields__})
-
-
 def _place(estimate: Estimate) -> tuple[int, str, str, str]:
     order = ("total", "namespace", "topic", "subscription")
     return order.index(estimate.scope), estimate.namespace, estimate.topic, estimate.subscription
@@ -281,8 +278,3 @@ def _unknown_taken_out(result: PolicyResult) -> PolicyResult:
     if not any(each.write_count for each in result.estimates):
         unknown["write_count"] = None
     return replace(result, estimates=tuple(replace(each, **unknown) for each in result.estimates))
-
-
-def _with_front(results: Sequence[PolicyResult]) -> list[PolicyResult]:
-    front = unbeaten([each for each in results if each.policy is not AS_RECORDED and each.estimates])
-    return [replace(each, is_on_front=any(each is other for other in front)) for each in results]

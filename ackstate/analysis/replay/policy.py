@@ -169,16 +169,12 @@ def _parsed(key: str, value: Any) -> Any:
         return value
     text = value.strip()
     if key in _ENUMS:
-        return _member(key, text)
+        return _chosen(key, text.upper(), {member.name: member for member in _ENUMS[key]})
     if key in _BOOLEANS:
         return _chosen(key, text.lower(), _TRUTH)
     if key in _NULLABLE and text.lower() == "none":
         return None
     return _number(key, text)
-
-
-def _member(key: str, text: str) -> Any:
-    return _chosen(key, text.upper(), {member.name: member for member in _ENUMS[key]})
 
 
 def _chosen(key: str, text: str, values: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import re
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ackstate.analysis.trace.entry_set import EntrySet
@@ -264,7 +265,10 @@ def read_recording(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES_MA
         start = next(reader.events(), None)
         if start is not None:
             lives[start.life.name].append((start.ts_ms, file))
-    streams = [_of_life([file for _, file in sorted(found)], text_bytes_max) for found in lives.values()]
+    streams = [
+        chain.from_iterable(_File(file, text_bytes_max).events() for _, file in sorted(found))
+        for found in lives.values()
+    ]
     for _, _, event in heapq.merge(*(_timed(stream, number) for number, stream in enumerate(streams))):
         yield event
 
@@ -279,11 +283,6 @@ def published_entries(files: Sequence[Path], *, text_bytes_max: int = TEXT_BYTES
                 for run in event.entries:
                     found[event.subject.topic].add_run(run.ledger_id, run.first, run.last + 1)
     return found
-
-
-def _of_life(files: Sequence[Path], text_bytes_max: int) -> Iterator[BrokerEvent]:
-    for file in files:
-        yield from _File(file, text_bytes_max).events()
 
 
 def _timed(events: Iterator[BrokerEvent], stream: int) -> Iterator[tuple[int, tuple[int, int], BrokerEvent]]:

@@ -72,19 +72,22 @@ class BrokerRows:
         self._heard_ms[event.life.name] = event.ts_ms
         if subject is None:
             self.dropped += event.count
-            if event.kind == "start":
-                yield from self._ended_lives(event)
-            elif event.kind == "end":
-                self._end(event.life)
+            for (topic, subscription), followed in self._followed.items():
+                if event.kind == "end":
+                    followed.end(event.life)
+                for row in followed.crash_before(event) if event.kind == "start" else ():
+                    yield {"topic": topic, "subscription": subscription, **row}
             return
-        self._learn(event)
+        ledgers = self._topics[subject.topic]
+        for run in event.entries:
+            ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
         if event.kind == "publish":
             yield from (self._publish(subject.topic, event.ts_ms, _named(run)) for run in event.entries)
             return
         key = subject.topic, subject.subscription
         followed = self._followed.get(key)
         if followed is None:
-            followed = self._followed[key] = _FollowedCursor(self._topics[subject.topic], self._heard_ms)
+            followed = self._followed[key] = _FollowedCursor(ledgers, self._heard_ms)
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
         for row in followed.follow(event, consumer):
@@ -104,22 +107,6 @@ class BrokerRows:
         # Lines of a process that has lost the topic may come late.
         ts_ms = self._published_ms[topic] = max(ts_ms, self._published_ms.get(topic, 0))
         return {"topic": topic, "subscription": "", "ts_ms": ts_ms, "kind": "publish", **entries}
-
-    def _learn(self, event: BrokerEvent) -> None:
-        assert event.subject is not None
-        ledgers = self._topics[event.subject.topic]
-        for run in event.entries:
-            ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
-
-    def _end(self, life: BrokerLife) -> None:
-        for followed in self._followed.values():
-            followed.end(life)
-
-    def _ended_lives(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
-        """Yield the crashes of an earlier process of the same broker that did not end in order."""
-        for (topic, subscription), followed in self._followed.items():
-            for row in followed.crash_before(start):
-                yield {"topic": topic, "subscription": subscription, **row}
 
 
 class _Contents(NamedTuple):

@@ -247,7 +247,9 @@ def convert(
     progress: Callable[[int, int | None], None] = lambda _done, _total: None,
 ) -> Converted:
     """Write one trace from all sources, read in order; it appears at `out` when it is complete."""
-    of_brokers = [recording_files(source) if _is_file(source) else [] for source in sources]
+    of_brokers = [
+        recording_files(source) if str(source) != STANDARD_INPUT and source.exists() else [] for source in sources
+    ]
     is_of_brokers = any(of_brokers)
     for source, found in zip(sources, of_brokers, strict=True):
         if is_of_brokers and not found:
@@ -274,10 +276,6 @@ def convert(
         if not writer.events:
             raise TraceError(f"{', '.join(map(str, sources))}: no events, so there is no trace to write")
     return Converted(writer.events, bad_rows, of_broker.dropped, of_broker.transactions)
-
-
-def _is_file(source: Path) -> bool:
-    return str(source) != STANDARD_INPUT and source.exists()
 
 
 def _files(source: Path) -> list[Path]:
@@ -317,7 +315,9 @@ class _Conversion:
         """Read all inputs; `text_bytes_max` bounds the decompressed text of each file."""
         for source, file in enumerate(self._files):
             if self._is_parquet(file):
-                self._read_parquet(source, file)
+                size = file.stat().st_size
+                for table, numbers, share in tables(file):
+                    self._take(source, table, numbers, done=int(share * size))
             else:
                 self._read_text(source, file, text_bytes_max)
             self._done += file.stat().st_size if self._total is not None else 0
@@ -335,11 +335,6 @@ class _Conversion:
             self._take(numbers[file], table, lines, done=0)
         self._sorter.finish()
         self._check(finished=True)
-
-    def _read_parquet(self, source: int, file: Path) -> None:
-        size = file.stat().st_size
-        for table, numbers, share in tables(file):
-            self._take(source, table, numbers, done=int(share * size))
 
     def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:
         def place(number: int) -> str:

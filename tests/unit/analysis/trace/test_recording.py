@@ -15,7 +15,6 @@ from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import RedeliveryFold
-from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.entry_set import EntrySet, histories
@@ -333,27 +332,6 @@ class Processes:
 @pytest.fixture
 def processes(tmp_path):
     return Processes(tmp_path / "recording")
-
-
-def test_the_idle_time_before_a_crash_counts_in_the_estimate(processes, tmp_path):
-    """For all of this time a crash would have redelivered 100 messages, as the gauge of the cursor said."""
-    cursor = processes.open(0)
-    cursor.ack_entries(1, range(1, 200, 2), now_ms=1_000)
-    assert cursor.redelivery_if_crashed == 100
-    processes.begin()
-    cursor = processes.open(60_000)
-    cursor.ack_entries(1, [0], now_ms=61_000)
-    processes.recording.close()
-    assert processes.lives() == [(60_000, "crash"), (60_000, "recover")]
-    flushes = Policy.from_mapping({"flush_interval_ms": 30_000})
-    rows = processes.estimates(tmp_path / "trace", flushes)
-    assert {(row["policy"], row["scope"]) for row in rows} >= {(0, "total"), (1, "topic"), (1, "subscription")}
-    for row in rows:
-        assert (row["duration_ms"], row["max"]) == (60_000, 100)
-        # Flushed after 30 of the 60 seconds, under the policy.
-        assert row["expected"] == pytest.approx(100 * 59 / 60 if row["policy"] == 0 else 50, abs=1.7)
-    (found,) = subscriptions_of(tmp_path / "trace")
-    assert crashes_of(found) == [(60_000, (100, 100, 0))]
 
 
 def test_a_cursor_that_is_opened_late_died_when_its_process_was_replaced(processes):
