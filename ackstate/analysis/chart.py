@@ -126,10 +126,10 @@ def time_axis(begin_ms: int, end_ms: int, *, tick_count: int = 4) -> Axis:
     return Axis(name, begin_ms, end_ms, tuple(Tick(each, _clock(each, step)) for each in values))
 
 
-def seconds_axis(end_s: float, *, tick_count: int = 4) -> Axis:
+def seconds_axis(end_s: float) -> Axis:
     """Return an axis of seconds from 0 to an end, which need not be round."""
     end_s = max(end_s, 0.001)
-    step = _round_step(end_s / tick_count)
+    step = _round_step(end_s / 4)
     ticks = tuple(Tick(step * n, tick_label(step * n)) for n in range(math.floor(end_s / step + 1e-9) + 1))
     return Axis("seconds since the first event", 0.0, end_s, ticks)
 
@@ -172,12 +172,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The area between two curves."""
+    """The area between two curves whose values hold from each point to the next."""
 
     name: str  # For the key of the chart; empty for none
     points: Sequence[tuple[float, float, float]]  # x, lower y and upper y of each point
     colour: int = 0  # A number below `COLOUR_COUNT`
-    is_stepped: bool = False  # Whether values hold from each point to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +265,8 @@ class Chart:
         return "".join(drawn)
 
     def _outline(self, band: Band) -> str:
-        upper = [(x, high) for x, _, high in band.points]
-        lower = [(x, low) for x, low, _ in band.points]
-        if band.is_stepped:
-            upper, lower = _corners(upper), _corners(lower)
+        upper = _corners([(x, high) for x, _, high in band.points])
+        lower = _corners([(x, low) for x, low, _ in band.points])
         places = [f"{self._across(x)} {self._down(y)}" for x, y in [*upper, *reversed(lower)]]
         return f"M{'L'.join(places)}Z"
 

@@ -174,7 +174,7 @@ def cause_figure(contents: Contents, curve: Curve) -> str:
         if any(values):
             above = [low + value for low, value in zip(below, values, strict=True)]
             points = [*zip(curve.ts_ms, below, above, strict=True)]
-            layers.append(Band(name, points, number, is_stepped=True))
+            layers.append(Band(name, points, number))
             below = above
     chart = _over_time(contents, [curve], layers, MESSAGES, height_px=200)
     rows = [
@@ -290,7 +290,7 @@ def _drawn(curve: Curve, name: str, colour: int, whole: Estimate) -> Layer:
         return Line(name, [*zip(curve.ts_ms, curve.value, strict=True)], colour)
     found = slices_of(curve, _slice_count(curve), whole)
     points = [(each.begin_ms, each.p50, each.p99) for each in found]
-    return Band(name, [*points, (curve.ts_ms[-1], found[-1].p50, found[-1].p99)], colour, is_stepped=True)
+    return Band(name, [*points, (curve.ts_ms[-1], found[-1].p50, found[-1].p99)], colour)
 
 
 def _slice_count(curve: Curve) -> int:
