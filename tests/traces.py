@@ -53,21 +53,6 @@ def last_state(events):
     return replay(events)[-1] if events else StateAfterEvent(0, 0, persisting=False, alive=True)
 
 
-def steps(events):
-    """Gather `replay` by millisecond: (ts_ms, until_ms, redelivery at its end, most in it), merged by time."""
-    states = replay(events)
-    at_end, most = {}, {}
-    for event, state in zip(events, states, strict=True):
-        at_end[event.ts_ms] = state
-        most[event.ts_ms] = max(most.get(event.ts_ms, 0), state.redelivery)
-    times = sorted(at_end)
-    following = [*times[1:], times[-1]]
-    return [
-        (ts_ms, until_ms if at_end[ts_ms].alive else ts_ms, at_end[ts_ms].redelivery, most[ts_ms])
-        for ts_ms, until_ms in zip(times, following, strict=True)
-    ]
-
-
 def runs_of(members):
     """Gather (ledger, entry) pairs into (ledger, first, last)."""
     grouped = groupby(enumerate(sorted(members)), key=lambda item: (item[1][0], item[1][1] - item[0]))

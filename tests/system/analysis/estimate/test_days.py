@@ -151,9 +151,20 @@ def test_a_missing_day_is_named_and_an_empty_one_is_none(days):
     refused(days, f"{days}: no day has a trace")
 
 
-def test_days_out_of_order_are_refused(days):
-    write(days / "day=2026-11-23", {"s": [Event(20, ACK, 1, 9, 9)]})
-    refused(days, r"day=2026-11-23: it begins at 20 ms, and day=2026-11-22 ends at 20 ms: a day must begin after")
+@pytest.mark.parametrize(("event", "said"), [
+    (Event(20, ACK, 1, 9, 9), r"it begins at 20 ms, and day=2026-11-22 ends at 20 ms: a day must begin after"),
+    (Event(1_700_000_000_000, ACK, 1, 0, 0), r"all days must have times of the same clock, .* after day=2026-11-22 end"),
+    (PolledEvent(100, ACK, 1, 9, 9, until_ms=100), r"another kind of trace than day=2026-11-22"),
+    (None, "no trace here"),
+])  # fmt: skip
+def test_a_day_that_does_not_follow_is_refused(days, event, said):
+    day = days / "day=2026-11-23"
+    if event is None:
+        day.mkdir()
+        (day / "photo.jpeg").write_bytes(b"")
+    else:
+        write(day, {"s": [event]})
+    refused(days, f"day=2026-11-23: {said}")
 
 
 def test_names_without_dates_are_in_their_order(tmp_path):
@@ -176,20 +187,6 @@ def test_a_trace_beside_days_is_refused_and_a_directory_beside_a_trace_is_ignore
     trace = days / "day=2026-11-20"
     (trace / "notes").mkdir()
     assert days_of(trace) == [trace]
-
-
-def test_a_directory_of_something_else_is_no_day(days):
-    (days / "day=2026-11-23").mkdir()
-    (days / "day=2026-11-23" / "photo.jpeg").write_bytes(b"")
-    refused(days, r"day=2026-11-23: no trace here")
-
-
-def test_days_of_different_clocks_or_kinds_are_refused(days):
-    write(days / "day=2026-11-23", {"s": [Event(1_700_000_000_000, ACK, 1, 0, 0)]})
-    refused(days, r"day=2026-11-23: all days must have times of the same clock, .* after day=2026-11-22 ended")
-    polled = [PolledEvent(100, ACK, 1, 9, 9, until_ms=100)]
-    parquet.write_trace([Frame(TOPIC, "s", polled)], days / "day=2026-11-23")
-    refused(days, r"day=2026-11-23: another kind of trace than day=2026-11-22")
 
 
 def test_the_hash_of_days_is_that_of_all_their_files(days):

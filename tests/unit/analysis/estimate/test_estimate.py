@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.estimate import parts
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.estimate.parts import ESTIMATE, Part, batches_of, narrow_sums, put_together, whole_sums
@@ -25,7 +24,6 @@ from ackstate.analysis.trace.recorder import Frame
 from ackstate.analysis.trace.times import WALL_CLOCK_MS
 from montecarlo import replayed
 from trace_files import crashes_of, subscriptions_of
-from traces import replay, steps
 
 BEGUN, ENDED, FAILED = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED
 CRASH, RECOVER = EventKind.CRASH, EventKind.RECOVER
@@ -89,56 +87,6 @@ def test_the_curve_of_a_small_trace(tmp_path):
     row = estimates_of(tmp_path, s=events)["s"]
     assert row["curve_ms"] == [10, 13, 15, 20]
     assert row["curve"][:4] == [2, 3, 1, 0]
-
-
-def random_events(seed):
-    chance = random.Random(seed)
-    ts_ms, events, is_persisting = 1_000, [], False
-    for _ in range(chance.choice((1, 5, 60, 400))):
-        ts_ms += chance.choice((0, 0, 0, 1, 2, 7))
-        first = chance.randrange(300)
-        kind = chance.choices((EventKind.ACK, EventKind.MARK_DELETE, BEGUN, ENDED, FAILED), (8, 2, 2, 2, 1))[0]
-        if kind is BEGUN and is_persisting:
-            kind = ENDED
-        is_persisting = kind is BEGUN or (is_persisting and kind not in (ENDED, FAILED))
-        run = (chance.randrange(3), first, first + chance.choice((0, 0, 3, 80)))
-        events.append(
-            Event(ts_ms, kind, *run) if kind in (EventKind.ACK, EventKind.MARK_DELETE) else Event(ts_ms, kind)
-        )
-    return [*events, Event(ts_ms + 3, CRASH)]
-
-
-def quantile(weighted, share):
-    total, passed = sum(weight for _, weight in weighted), 0
-    for value, weight in sorted(weighted):
-        passed += weight
-        if weight and passed >= share * total:
-            return value
-    return None
-
-
-def test_every_instant_agrees_with_plain_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
-    monkeypatch.setattr(parts, "CURVE_COUNT_MAX", 20)
-    events_of = {f"s{seed}": random_events(seed) for seed in range(20)}
-    found = estimates_of(tmp_path, **events_of)
-    for name, events in events_of.items():
-        expected = steps(events)
-        row = found[name]
-        lasting = [step for step in expected if step[1] > step[0]]
-        weighted = [(step[2], step[1] - step[0]) for step in lasting]
-        weighted.append((0, row["duration_ms"] - sum(weight for _, weight in weighted)))
-        assert row["max"] == max(step[3] for step in expected)
-        mean = sum(value * weight for value, weight in weighted) / row["duration_ms"]
-        assert row["expected"] == pytest.approx(mean, abs=1e-9)
-        assert (row["p50"], row["p99"]) == (quantile(weighted, 0.50), quantile(weighted, 0.99))
-        number_from = {ts_ms: number for ts_ms, _, number, _ in lasting}
-        drawn = dict(zip(row["curve_ms"] or (), row["curve"] or (), strict=False))
-        # Each drawn value is true, and the thinned curve has its highest value.
-        assert all(number_from.get(ts_ms, number) == number for ts_ms, number in drawn.items())
-        assert max(drawn.values(), default=0) == max(number_from.values(), default=0)
-        end = replay(events)[-1]
-        assert crashes_of(row)[-1][1] == (end.redelivery, end.if_written, end.persisting)
 
 
 # --- Sums
