@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 
 
 def in_child(function):
-    """Fork, and return as text the result of a function in the child, or its exception."""
     # Else the child may collect garbage of earlier tests, such as a client whose threads it lacks, and wait for them.
     gc.collect()
     gc.freeze()  # All that is left is in use: the collection before the next fork need not traverse it again.
@@ -29,7 +28,6 @@ def in_child(function):
 
 @contextmanager
 def living_child():
-    """A forked child that lives for as long as this does."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

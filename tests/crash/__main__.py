@@ -22,8 +22,6 @@ from crash.system_calls import system_calls
 
 
 def of_ours(layer):
-    """Return what makes a layer that looks inside our own cursor."""
-
     def make(subject):
         if subject != command.OURS:
             raise ValueError("--subject is for `ackstate crash`")
@@ -48,7 +46,6 @@ def with_shim():
 
 
 def run():
-    """Run the command with all layers."""
     shared = command.LAYERS
     command.LAYERS = {
         "L0": command.LayerEntry("schedules on a faulty memory store", of_ours(schedules)),

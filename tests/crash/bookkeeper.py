@@ -92,16 +92,13 @@ class SharedClient:
         self._clients = []
 
     def __enter__(self):
-        """Return this."""
         return self
 
     def __exit__(self, *_failure):
-        """Close all clients."""
         for client in self._clients:
             client.close()
 
     def current(self):
-        """Return a client that serves."""
         if self._clients:
             try:
                 self._clients[-1].check_usable()
@@ -112,7 +109,6 @@ class SharedClient:
         return self.another(_CALL_TIMEOUT_S)
 
     def another(self, call_timeout_s):
-        """Start another client, which becomes the current one."""
         client = bookkeeper_options().connect(self._cluster.hosts, call_timeout_s=call_timeout_s)
         self._clients.append(client)
         return client
@@ -131,15 +127,7 @@ def shrunk(outcome, cluster, client, open_store):
     return replace(outcome, broken=broken)
 
 
-def run(
-    seed,
-    cluster,
-    client,
-    open_store,
-    *,
-    size=SIZE,
-    repeat=0,
-):
+def run(seed, cluster, client, open_store, *, size=SIZE, repeat=0):
     """Run some events on one cursor."""
     root = f"/run-{seed}-{repeat}"
     with ExitStack() as stack:
@@ -159,17 +147,7 @@ def run(
 class _Story:
     """One run: the owners of a cursor, and all of their requests, accepted acks and promises."""
 
-    def __init__(
-        self,
-        seed,
-        cluster,
-        client,
-        open_store,
-        stack,
-        *,
-        size,
-        root,
-    ):
+    def __init__(self, seed, cluster, client, open_store, stack, *, size, root):
         self._cluster, self._client, self._open_store = cluster, client, open_store
         self._has_lost_a_disk = False
         self.chance = Random(seed)
@@ -228,7 +206,6 @@ class _Story:
         happening()
 
     def recover(self):
-        """Open the cursor twice, as its new owner, and check its state."""
         before = self.owner.durable_count
         self.steps.append("recover")
         recovered, again = self.opened(), self.opened()
@@ -257,7 +234,6 @@ class _Story:
         self.owner = newer
 
     def _suspended(self):
-        """The process of an owner of the log is stopped at work, and continues when it has lost the log."""
         self.steps.append("another process publishes, is stopped, and continues after a takeover")
         self.counts["stopped_owners"] += 1
         publisher = StoppedPublisher(
@@ -305,11 +281,9 @@ class _Story:
         return self._life
 
     def pause(self, longest_s):
-        """Wait for a random time."""
         threading.Event().wait(self.chance.random() * longest_s)
 
     def fail(self, promise, found):
-        """Record a broken promise."""
         self.broken.append(BrokenPromise(promise, found, tuple(self.steps)))
 
     def _bookie_killed(self):
@@ -352,7 +326,6 @@ class _Story:
         self.check_stale(self.owner, self.opened())
 
     def _session_expired(self):
-        """ZooKeeper expires the session during work."""
         self.steps.append("the session with ZooKeeper expires at work")
         self.counts["expired_sessions"] += 1
         with self.owner.at_work():
@@ -376,7 +349,6 @@ class _Story:
         self.check_stale(hasty, self.opened())
 
     def _zookeeper_killed(self):
-        """ZooKeeper is killed during work, and restarted."""
         self.steps.append("ZooKeeper is killed at work, and started again")
         self.counts["killed_zookeepers"] += 1
         with self.owner.at_work():
@@ -387,7 +359,6 @@ class _Story:
         self.check_stale(self.owner, self.opened())
 
     def _client_killed(self):
-        """The Java client is killed during work."""
         self.steps.append("the Java client is killed at work")
         self.counts["killed_clients"] += 1
         with self.owner.at_work():
@@ -427,14 +398,7 @@ class _Story:
 class Owner:
     """A process that opened the cursor and a message log as their owner."""
 
-    def __init__(
-        self,
-        store,
-        config,
-        life,
-        entry_ids,
-        published,
-    ):
+    def __init__(self, store, config, life, entry_ids, published):
         self.store = store
         self.log = MessageLog.open(store, topic=_TOPIC, entries_per_ledger_max=_ENTRIES_PER_LEDGER)
         self.cursor = ManagedCursor.open(
@@ -447,7 +411,6 @@ class Owner:
 
     @property
     def durable_count(self):
-        """The number of durable receipts."""
         return len(self.durable_entries)
 
     def work(self):
@@ -498,7 +461,6 @@ class Owner:
             raise errors[0]
 
     def report(self):
-        """Return the state of the cursor."""
         ledger_id, entry_id = self.cursor.mark_delete_position
         acked = [EntryRun(ledger_id, 0, entry_id + 1)] if ledger_id in LEDGERS else []
         return Report([*acked, *(EntryRun(*run) for run in self.cursor.deleted.runs())])

@@ -48,7 +48,6 @@ _ONE_COMPILER = "-XX:TieredStopAtLevel=1"  # Java starts in three quarters of th
 
 
 def bookkeeper_options(client=None):
-    """Return the options of a store in such a cluster, with short time-outs."""
     from ackstate.stores.bookkeeper import BookKeeperOptions
     from ackstate.stores.bookkeeper_client import JVM_OPTIONS
 
@@ -58,7 +57,6 @@ def bookkeeper_options(client=None):
 
 @contextmanager
 def running_cluster(directory, *, bookie_count=3):
-    """Start a cluster in an empty directory, and stop it at the end."""
     with ExitStack() as stack:
         cluster = BookKeeperCluster(directory, bookie_count=bookie_count)
         stack.callback(cluster.stop)
@@ -81,7 +79,6 @@ class BookKeeperCluster:
 
     @property
     def hosts(self):
-        """The ZooKeeper server, as a client names it."""
         return self.zookeeper.hosts
 
     def start(self):
@@ -92,13 +89,11 @@ class BookKeeperCluster:
         self._launch(self.bookies)
 
     def stop(self):
-        """Stop all that is running."""
         for bookie in self.bookies:
             bookie.kill()
         self.zookeeper.stop()
 
     def revive(self):
-        """Start the killed processes, and continue the paused ones."""
         self.zookeeper.resume()
         if self.zookeeper.process is None:
             self.zookeeper.start()
@@ -155,7 +150,6 @@ class Bookie:
 
     @property
     def name(self):
-        """Its name in the cluster."""
         return f"127.0.0.1:{self.port}"
 
     def launch(self):
@@ -168,12 +162,7 @@ class Bookie:
             *("org.apache.bookkeeper.server.Main", "--conf", str(self.directory / "bookie.conf")),
         ]
         with (self.directory / "bookie.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                dying.command_of(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self.process = subprocess.Popen(dying.command_of(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait_until(self, is_registered):
         """Wait until it is registered and accepts connections."""
@@ -185,7 +174,6 @@ class Bookie:
             time.sleep(0.02)
 
     def kill(self):
-        """Kill it with SIGKILL, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(timeout=30)
@@ -197,7 +185,6 @@ class Bookie:
         pause(self.process)
 
     def resume(self):
-        """Continue after `pause`, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
@@ -225,7 +212,6 @@ def _connected(hosts):
 
 
 def _format(client):
-    """Create the nodes of an empty cluster, as BookKeeper's shell does in its own process."""
     client.create(f"{_AVAILABLE}/readonly", b"", makepath=True)
     client.create(f"{LEDGERS_ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
     client.create(f"{LEDGERS_ROOT}/LAYOUT", _LAYOUT)

@@ -17,7 +17,6 @@ class FlakyStore:
 
     @contextmanager
     def refusing_appends(self):
-        """Refuse every append meanwhile, with `StoreError`."""
         self.ledgers.is_broken = True
         try:
             yield
@@ -25,7 +24,6 @@ class FlakyStore:
             self.ledgers.is_broken = False
 
     def close(self):
-        """Close the store."""
         self._store.close()
 
 

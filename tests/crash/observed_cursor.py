@@ -30,15 +30,7 @@ _COUNTED = {
 }
 
 
-def open_cursor(
-    store,
-    subscription,
-    *,
-    config=None,
-    repair=Repair.NONE,
-    now_ms=0,
-):
-    """Open a cursor in the message log."""
+def open_cursor(store, subscription, *, config=None, repair=Repair.NONE, now_ms=0):
     ledgers = LedgerMap.from_counts(LEDGERS)
     return ManagedCursor.open(
         store, topic=TOPIC, subscription=subscription, ledgers=ledgers, config=config, repair=repair, now_ms=now_ms
@@ -46,7 +38,6 @@ def open_cursor(
 
 
 def open_together(store, subscriptions, *, config, now_ms):
-    """Open cursors in the message log, which share syncs."""
     openings = [
         CursorOpening(topic=TOPIC, subscription=each, ledgers=LedgerMap.from_counts(LEDGERS), config=config)
         for each in subscriptions
@@ -101,32 +92,27 @@ class ObservedCursor:
                 raise AssertionError(f"no step of one cursor: {step}")
 
     def persist(self, *, now_ms):
-        """Persist."""
         self.begin_write()
         result = self.cursor.persist(now_ms=now_ms)
         self.end_write(result)
         return result
 
     def close(self, *, now_ms):
-        """Close."""
         self.begin_write()
         result = self.cursor.close(now_ms=now_ms)
         if result is not None:
             self.end_write(result)
 
     def begin_write(self):
-        """Report the state that a persist which starts now may write."""
         state = state_of(self.cursor)._replace(is_new=False)
         self._account.writing(state, excludes=self._excludes, displaces=self._displaces)
 
     def end_write(self, result):
-        """Report that a persist succeeded."""
         self._account.written()
         self._count_write(result)
         self.look()
 
     def look(self):
-        """Report which receipts have become durable, the gauge, and the durable mark-delete position."""
         waiting = []
         for receipt, acked in self._waiting:
             is_durable = self.cursor.durable(receipt)
@@ -206,7 +192,6 @@ class ObservedCursor:
 
 
 def persist_together(observed, count, *, now_ms):
-    """Persist cursors of one store with one sync."""
     for each in observed:
         each.begin_write()
     routes, errors = [], []

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def quiet(*names: str):
-    """Silence some loggers in the block."""
     with ExitStack() as restored:
         for logger in map(logging.getLogger, names):
             restored.callback(logger.setLevel, logger.level)

@@ -55,7 +55,6 @@ def failure_of(simulation, numbers, *, ends=True):
 
 
 def told(seed, failure, *, seconds_max):
-    """Return a failure with the shortest story found for it within a time limit."""
     failure = _shortest(seed, failure, seconds_max=seconds_max)
     found = failure.error.found
     lines = [line if len(line) <= _TEXT_MAX else f"{line[:_TEXT_MAX]} ..." for line in failure.story]
@@ -133,14 +132,12 @@ FEATURES = (
 
 
 def schedules(first_seed):
-    """See `Layer`."""
     with quiet("ackstate"):
         for seed in count(first_seed):
             yield run(seed)
 
 
 def run(seed, settings=None, *, shrink_seconds=_SHRINK_SECONDS):
-    """Run the schedule of a seed, with the drawn or given settings, and check it."""
     simulation = BrokerSimulation(seed, settings)
     failure = failure_of(simulation, range(simulation.event_count()))
     counts = (

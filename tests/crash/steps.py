@@ -49,7 +49,6 @@ class Step(NamedTuple):
         return f"cursor {self.cursor}: {self._text()}"
 
     def entry_ids(self, entry_count):
-        """Return the entries of an ACK, in a ledger of `entry_count` entries."""
         end = self.position.entry_id + max(self.amount, 1) * self.stride
         return range(self.position.entry_id, min(end, entry_count), self.stride)
 

@@ -55,7 +55,6 @@ class StoppedPublisher:
         return self._is_enough.wait(_ENDS_WITHIN_S) and bool(self.published)
 
     def stop(self):
-        """Stop the process and its children in the middle of their work, with SIGSTOP."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self):
@@ -67,7 +66,6 @@ class StoppedPublisher:
         self.close()
 
     def close(self):
-        """Kill it if it runs, and read all its output."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -126,7 +124,6 @@ def _report(line):
 
 
 def main():
-    """Publish to the log given by the arguments."""
     from ackstate.stores.bookkeeper import BookKeeperStore
     from crash.bookkeeper_cluster import bookkeeper_options
 

@@ -33,7 +33,6 @@ _STARTS_WITHIN_S = 30.0
 
 @contextmanager
 def running_server(directory):
-    """Start a server in an empty directory, and stop it at the end."""
     server = ZooKeeperServer(directory)
     try:
         server.start()
@@ -87,19 +86,13 @@ class ZooKeeperServer:
             *(self.MAIN, str(self.directory / "zoo.cfg")),
         ]
         with (self.directory / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                dying.command_of(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self.process = subprocess.Popen(dying.command_of(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill(self):
         """Kill it with SIGKILL; the kernel keeps its unsynced writes."""
         self._end(signal.SIGKILL)
 
     def stop(self):
-        """Stop it with SIGTERM, if it is running."""
         if self.process is not None:
             self.resume()
             self._end(signal.SIGTERM)
@@ -110,7 +103,6 @@ class ZooKeeperServer:
         pause(self.process)
 
     def resume(self):
-        """Continue after `pause`, if it is running."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
@@ -131,7 +123,6 @@ class ZooKeeperServer:
 
 
 def java_program():
-    """Return the path of Java."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     if not java or not Path(java).exists():

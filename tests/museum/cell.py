@@ -90,12 +90,10 @@ class Cell:
 
     @classmethod
     def of(cls, plain):
-        """Return a cell from JSON."""
         return cls(**{**plain, "fate": CellFate(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 
 def run_cell(layer, exhibit, budget):
-    """Run a layer with a bug planted, or with none, in a forked process."""
     begun = time.monotonic()
     context = get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -165,7 +163,6 @@ def _counted(outcome):
 
 
 def _end(child):
-    """End the process and all that it started in its group."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.kill()

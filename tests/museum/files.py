@@ -25,7 +25,6 @@ class _Believed(tuple):
 
 
 def _pragmas(changed):
-    """Return the pragmas of an opening, some of them replaced by others."""
     pragmas = [each for pragma in sqlite_database._PRAGMAS for each in changed.get(pragma, [pragma])]
     return (Replacement(sqlite_database, "_PRAGMAS", tuple(pragmas)),)
 

@@ -22,14 +22,7 @@ from crash.system_calls import system_calls
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
 
-RUNS = {
-    "L0": schedules,
-    "L1": crash_states,
-    "L2": system_calls,
-    "L3": kills,
-    "L4": power_cuts,
-    "L5": damage,
-}
+RUNS = {"L0": schedules, "L1": crash_states, "L2": system_calls, "L3": kills, "L4": power_cuts, "L5": damage}
 SECONDS = {"L0": 60.0, "L1": 15.0, "L2": 15.0, "L3": 20.0, "L4": 30.0, "L5": 40.0}
 """How long a layer may look for a bug."""
 MEASURED = Path(__file__).with_name("matrix.json")
@@ -39,7 +32,6 @@ PRODUCT = "none"
 
 
 def read_cells(measured=MEASURED):
-    """Return the earlier measurements, by row and layer."""
     if not measured.exists():
         return {}
     rows = json.loads(measured.read_text(encoding="utf-8"))

@@ -38,7 +38,6 @@ def crash_states(first_seed):
 
 
 def run(seed):
-    """Return the outcome of the run of a seed, which trims a log for some seeds."""
     random = Random(seed)
     if seed % _LOG_ONE_IN == _LOG_ONE_IN // 2:
         return outcome(seed, draw_log_workload(random), examine_log, tries=_TRIES)
@@ -46,8 +45,6 @@ def run(seed):
 
 
 def examine(workload):
-    """Execute a workload, and check its crash states up to the first that breaks a promise."""
-
     def recover(store):
         views = open_cursors(store, workload)
         if (leftover := broken_by_leftovers(store, workload.subscriptions)) is not None:
@@ -57,11 +54,7 @@ def examine(workload):
     with temporary_place() as place:
         storage = RecordedStorage(place)
         execution = Execution(
-            workload,
-            storage.open,
-            count_calls=storage.count_calls,
-            kill=storage.kill,
-            kill_after=storage.kill_after,
+            workload, storage.open, count_calls=storage.count_calls, kill=storage.kill, kill_after=storage.kill_after
         )
         failure = None
         with storage.stores:

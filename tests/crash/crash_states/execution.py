@@ -13,14 +13,7 @@ from ackstate.stores.base import StoreError
 from crash.crash_states.recovery import left_of
 from crash.crash_states.workload import Moment, ProcessKilledError
 from crash.flaky_store import FlakyStore
-from crash.observed_cursor import (
-    NEVER_OPENED,
-    TOPIC,
-    ObservedCursor,
-    open_together,
-    persist_together,
-    state_of,
-)
+from crash.observed_cursor import NEVER_OPENED, TOPIC, ObservedCursor, open_together, persist_together, state_of
 from crash.promises import PromiseBrokenError
 from crash.steps import StepKind
 
@@ -49,15 +42,7 @@ class Execution:
         counts: The actual events, by name.
     """
 
-    def __init__(
-        self,
-        workload,
-        open_store,
-        *,
-        count_calls,
-        kill,
-        kill_after,
-    ):
+    def __init__(self, workload, open_store, *, count_calls, kill, kill_after):
         self.moments = []
         self.counts = Counter({f"{workload.config.format.value.lower()}_workloads": 1})
         self._workload = workload
@@ -67,7 +52,6 @@ class Execution:
         self.step = 0
 
     def run(self):
-        """Execute the workload. Errors of the store or a cursor escape."""
         with self._noted():
             self._store = FlakyStore(self._open_store())
         self._open_cursors(self._workload.subscriptions)
@@ -81,7 +65,6 @@ class Execution:
 
     @contextmanager
     def _noted(self):
-        """Record the promises during a step and after it."""
         first, before = self._count_calls(), self._expected()
         yield
         last, after = self._count_calls(), self._expected()
@@ -164,7 +147,6 @@ class Execution:
             raise PromiseBrokenError(Promise.I17, f"{subscription}: {left} is left")
 
     def _continue_until_killed(self, call_count):
-        """Persist, close and restart, and be killed anywhere in between, or after it."""
         self._kill_after(call_count)
         try:
             for each in self._observed():
@@ -193,7 +175,6 @@ class Execution:
 
 
 def _check_fenced(owner, *, now_ms):
-    """Check that the owner of a deleted subscription can write neither acks nor properties."""
     for position in owner.view.lowest_unacked(1):
         owner.ack(position, now_ms=now_ms)
     writes = [lambda: owner.set_cursor_properties({"owner": "before"})]

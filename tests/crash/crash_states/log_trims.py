@@ -69,14 +69,12 @@ class LogWorkload:
     steps: tuple[LogStep, ...]
 
     def story(self):
-        """Yield the workload as lines."""
         yield f"a message log with {self.entries_per_ledger_max} entries a ledger"
         for number, step in enumerate(self.steps, start=1):
             yield f"{number}. {step}"
 
 
 def draw_log_workload(random):
-    """Return a random workload."""
     kinds = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=_STEPS)
     steps = []
     for kind in kinds:
@@ -123,7 +121,6 @@ class _Moment(NamedTuple):
 
 
 def examine_log(workload):
-    """Execute a workload, and check its crash states up to the first that breaks a promise."""
     with temporary_place() as place:
         storage = RecordedStorage(place)
         execution = _Execution(workload, storage)
@@ -162,7 +159,6 @@ class _Execution:
         self._known = _KnownEntries()
 
     def run(self):
-        """Open the log, and do all steps of the workload."""
         self._during(self._open)
         for step in self._workload.steps:
             self.step += 1
@@ -269,7 +265,6 @@ def _recovered(store):
 
 
 def _judge(recovered, moment):
-    """Return the first promise that a recovery broke, None if it kept all."""
     try:
         _check(recovered, moment.before, moment.after)
     except PromiseBrokenError as error:

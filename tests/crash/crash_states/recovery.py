@@ -12,7 +12,6 @@ _LATER_MS = 10_000_000
 
 
 def open_cursors(store, workload):
-    """Open the cursors of a workload and return their states."""
     config = workload.config
     return {
         subscription: state_of(open_cursor(store, subscription, config=config, now_ms=_LATER_MS))
@@ -22,7 +21,6 @@ def open_cursors(store, workload):
 
 @cache
 def _names_of(subscription):
-    """Return a cursor's path and the owner of its ledgers."""
     path = cursor_path(TOPIC, subscription)
     return path, cursor_owner(path)
 

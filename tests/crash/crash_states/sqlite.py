@@ -146,7 +146,6 @@ class RecordedStorage:
         return 2 * (len(self.copies) - 1)
 
     def open(self):
-        """Open the store, recorded from here on."""
         self.check_alive()
         store = SqliteStore(self.place)
         self.stores.callback(store.close)
@@ -163,24 +162,20 @@ class RecordedStorage:
         self._calls_left = call_count
 
     def check_alive(self):
-        """Count a call that changes the store."""
         if self._calls_left == 0:
             raise ProcessKilledError
         self._calls_left -= 1
 
     def changed(self):
-        """Copy the store."""
         self.copies.append(read_copy(self.place))
 
 
 def read_copy(place):
-    """Read the two files of a store."""
     log = place / f"{DATABASE}-wal"
     return Copy((place / DATABASE).read_bytes(), log.read_bytes() if log.exists() else b"")
 
 
 def write_copy(copy, place):
-    """Create a directory with the two files."""
     place.mkdir()
     (place / DATABASE).write_bytes(copy.database)
     if copy.log:
@@ -242,18 +237,12 @@ class Recoveries(Generic[_Found]):
         crashed_count: How many states that a crash of a recovery could leave were opened in addition.
     """
 
-    def __init__(
-        self,
-        directory,
-        recover,
-        differing,
-    ):
+    def __init__(self, directory, recover, differing):
         self._directory, self._recover, self._differing = directory, recover, differing
         self._opened = {}
         self.opened_count = self.crashed_count = 0
 
     def open(self, copy):
-        """Return what a recovery finds in a state, or the promise that it breaks."""
         if copy not in self._opened:
             self._opened[copy] = self._open(copy)
         return self._opened[copy]

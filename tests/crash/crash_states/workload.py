@@ -56,7 +56,6 @@ class Workload:
     steps: tuple[Step, ...]
 
     def story(self):
-        """Yield the workload as lines."""
         config = self.config
         yield (
             f"cursors {', '.join(self.subscriptions)} in the {config.format.value} format, compacted from"
@@ -67,7 +66,6 @@ class Workload:
 
 
 def draw_workload(random, *, step_count):
-    """Return a random workload."""
     subscriptions = SUBSCRIPTIONS if random.random() < 0.3 else SUBSCRIPTIONS[:1]
     format_ = Format.NATIVE if random.random() < 0.7 else Format.PULSAR
     config = CursorConfig(
@@ -103,14 +101,12 @@ class Moment(NamedTuple):
 
 
 def broken_by_error(error):
-    """Return the promise that is broken by an escaped error."""
     if isinstance(error, PromiseBrokenError):
         return Broken(error.promise, error.found, error.entry_count)
     return Broken(Promise.I10, f"{type(error).__name__}: {error}")
 
 
 def judge(views, moment, *, is_worst):
-    """Return the first promise that a recovery broke, None if it kept all."""
     for subscription, view in views.items():
         for broken in oracle.judge(view, moment.alternatives[subscription], is_worst=is_worst):
             return broken._replace(found=f"{subscription}: {broken.found}")
@@ -118,7 +114,6 @@ def judge(views, moment, *, is_worst):
 
 
 def differing(first, again):
-    """Return the broken promise if two successive recoveries differ."""
     for subscription, view in first.items():
         for broken in oracle.differing(view, again[subscription]):
             return broken._replace(found=f"{subscription}: {broken.found}")
@@ -142,7 +137,6 @@ class WorkloadFailure(NamedTuple):
     disk: tuple[str, ...]
 
     def told(self, workload):
-        """Return the promise with its story."""
         story = (*replace(workload, steps=workload.steps[: self.step]).story(), *self.disk)
         return BrokenPromise(self.broken.promise, self.broken.found, story)
 
@@ -156,23 +150,16 @@ class Examined(NamedTuple):
 
 
 def outcome(seed, workload, examine, *, tries=25):
-    """Examine a workload and, if it fails, the shortest that fails like it."""
     examined = examine(workload)
     if examined.failure is None:
         return RunOutcome(seed, examined.cycles, counts=examined.counts)
     workload, failure = _shortest(workload, examined.failure, examine, tries=tries)
     return RunOutcome(
-        seed,
-        examined.cycles,
-        **counts([failure.broken]),
-        broken=(failure.told(workload),),
-        counts=examined.counts,
+        seed, examined.cycles, **counts([failure.broken]), broken=(failure.told(workload),), counts=examined.counts
     )
 
 
 def _shortest(workload, failure, examine, *, tries):
-    """Remove steps as long as the same promise is broken."""
-
     def attempt(steps):
         found = examine(replace(workload, steps=steps)).failure
         is_same = found is not None and found.broken.promise is failure.broken.promise

@@ -99,7 +99,6 @@ def bits_in_turn(seed, medium, turn):
 
 
 def run(seed, medium):
-    """Damage one store in many ways, and check each."""
     story = foreign_story = Story()
     try:
         good = good_store(seed, medium, story)
@@ -115,7 +114,6 @@ def run(seed, medium):
 
 
 def _judged(seed, medium, good, damages):
-    """Check damaged copies of one store, one after the other."""
     counts = Counter()
     broken = []
     found = []

@@ -61,12 +61,10 @@ class LogFile(NamedTuple):
 
     @property
     def reach_of_change(self):
-        """The units that may be lost undetected by a changed byte."""
         return Reach.LAST if self.hides_last else Reach.NONE
 
     @property
     def reach_of_loss(self):
-        """The units that may be lost undetected with a missing unit."""
         if not self.hides_last:
             return Reach.NONE
         return Reach.LAST_THREE if self.straddles else Reach.LAST_TWO

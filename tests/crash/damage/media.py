@@ -24,9 +24,7 @@ class Medium(Protocol):
     """A kind of store, and its files as bytes."""
 
     @property
-    def name(self):
-        """Its name in a story."""
-        ...
+    def name(self): ...
 
     @property
     def flips_max(self):
@@ -53,9 +51,7 @@ class Medium(Protocol):
         """Whether a cut removes the newest writes; else records and entries are lost individually."""
         ...
 
-    def damages(self, files, foreign, chance):
-        """Yield damaged copies of a store."""
-        ...
+    def damages(self, files, foreign, chance): ...
 
 
 class SqliteMedium:
@@ -70,7 +66,6 @@ class SqliteMedium:
         self._opened = None
 
     def write(self, work, *, is_closed, seed):
-        """See `Medium.write`."""
         directory = self._empty_directory()
         with closing(SqliteStore(directory)) as store:
             work(store)
@@ -78,24 +73,20 @@ class SqliteMedium:
         return _files_in(directory) if is_closed else files
 
     def open(self, files):
-        """See `Medium.open`."""
         directory = self._empty_directory()
         for name, data in files.items():
             (directory / name).write_bytes(data)
         return self.reopen()
 
     def reopen(self):
-        """See `Medium.reopen`."""
         self._opened = SqliteStore(self._directory / "store")
         return self._opened
 
     def damages(self, files, foreign, chance):
-        """See `Medium.damages`."""
         for log in self.logs(files):
             yield from damages(files, log, foreign.get(log.name, b""), chance, flips=self.flips_max)
 
     def logs(self, files):
-        """Return the units of each file."""
         found = []
         for name, data in files.items():
             if name == _DATABASE:

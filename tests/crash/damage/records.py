@@ -30,7 +30,6 @@ class RecordMedium:
         self._disk = MemoryDisk()
 
     def write(self, work, *, is_closed, seed):
-        """See `Medium.write`."""
         store = MemoryStore()
         work(store)
         value = store.metadata.get(_PATH)
@@ -42,7 +41,6 @@ class RecordMedium:
         return files
 
     def open(self, files):
-        """See `Medium.open`."""
         self._disk = disk = MemoryDisk()
         if _RECORD in files:
             disk.values[_PATH] = Versioned(files[_RECORD], 0)
@@ -53,11 +51,9 @@ class RecordMedium:
         return MemoryStore(disk)
 
     def reopen(self):
-        """See `Medium.reopen`."""
         return MemoryStore(self._disk)
 
     def damages(self, files, foreign, chance):
-        """See `Medium.damages`."""
         decoded = decode_record(files[_RECORD])
         ledger_id = decoded.record.cursor_ledger_id
         rest = {name: data for name, data in files.items() if name != _RECORD}
@@ -78,7 +74,6 @@ class RecordMedium:
 
 
 def _of_journal(files, ledger, names):
-    """Yield damages of the ledger that the record names."""
     gone = {ledger, *names}
     yield Damage(f"{ledger} missing", {name: data for name, data in files.items() if name not in gone}, Reach.NONE)
     for at, name in enumerate(names):

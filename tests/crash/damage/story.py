@@ -50,18 +50,15 @@ class Story:
     counts: Counter[str] = field(default_factory=Counter)
 
     def expected(self, state):
-        """Return the expectation of a recovery that ends at a state."""
         return Oracle(state, knows_states=True).expected._replace(requested=self.oracle.expected.requested)
 
     def note(self, cursor):
-        """Record the present state as durable."""
         state = state_of(cursor)._replace(is_new=False)
         if state != self.states[-1]:
             self.states.append(state)
 
 
 def open_story(store, *, repair=Repair.NONE):
-    """Open the story's cursor as a user would."""
     cursor = open_cursor(store, SUBSCRIPTION, repair=repair)
     return cursor, OpenedCursor(state_of(cursor), bool(cursor.recovery_report.discarded_reason))
 

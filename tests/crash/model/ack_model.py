@@ -49,7 +49,6 @@ class AckModel:
         self.sent_count = {}
 
     def changed(self):
-        """Called after the log or one of the sets has changed."""
         self._counted = None
 
     def counted(self, also=()):
@@ -74,12 +73,10 @@ class AckModel:
         return counted
 
     def first_unacked(self):
-        """Return the lowest unacked number, or that of the next entry if all are acked."""
         self.counted()
         return self._floor
 
     def ack(self, numbers):
-        """Ack entries."""
         self.acked.update(numbers)
         for number in numbers:
             self.in_flight.pop(number, None)
@@ -96,7 +93,6 @@ class AckModel:
             self.ack([number])
 
     def sent(self, number, consumer, redelivery_count, *, now_ms):
-        """Record a delivery."""
         position, message = self.log.positions[number], self.log.messages[number]
         hold(Promise.I12, number not in self.acked, f"{position} was acked and is sent again")
         hold(Promise.I12, number not in self.in_flight, f"{position} is with two consumers")
@@ -124,7 +120,6 @@ class AckModel:
         self.restart(first)
 
     def recovered(self, acked, unacked_of_batch):
-        """Continue from the state of a disk."""
         self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
@@ -133,17 +128,14 @@ class AckModel:
         self.changed()
 
     def wrote(self, held, unacked_of_batch):
-        """Set the durable state to that of the disk."""
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
         self.changed()
 
     def may_have_restarted(self, first):
-        """Remove from the durable state everything excluded by a reset that may be on the disk."""
         self.resets.append(set(range(first)))
         self.changed()
 
     def may_have_lost(self, held, unacked_of_batch):
-        """Remove from the durable state everything excluded by a whole state that may be on the disk."""
         self.durable &= held
         kept = self.durable_unacked_of_batch
         both = {
@@ -156,7 +148,6 @@ class AckModel:
 
     @property
     def lost_count(self):
-        """The number of acked messages that the worst crash redelivers."""
         return max(len(self.acked - held) for held in (self.durable, *self.resets))
 
     def is_durable(self, numbers):
@@ -179,12 +170,10 @@ class AckModel:
         )
 
     def weight(self, number):
-        """Return the number of unacked messages of an entry."""
         left = self.unacked_of_batch.get(number)
         return self.log.message_count(number) if left is None else len(left)
 
     def sendable(self, *, now_ms, tick_ms):
-        """Yield the entries that are neither acked nor in flight, and are certainly due."""
         first, log = self.first_unacked(), self.log
         for number in range(first, len(log)):
             if number in self.acked or number in self.in_flight or self.not_before.get(number, 0) > now_ms:
@@ -207,16 +196,13 @@ class Properties:
         self._attached = [{}]
 
     def mark(self, properties):
-        """Record the properties of a mark-delete."""
         self.marked = properties
         self._durable.append(properties)
 
     def attach(self, properties, *, is_certain):
-        """Record properties of the cursor that are now, or may be, on the disk."""
         self._attached = [properties] if is_certain else [*self._attached, properties]
 
     def reset(self, *, is_certain):
-        """Record a reset, whose outcome may be unknown."""
         self._durable.append({})
         if is_certain:
             self.marked, self._durable = {}, [{}]
@@ -227,11 +213,9 @@ class Properties:
         self._durable = [marked, self.marked]
 
     def check_attached(self, found):
-        """Check the properties in the record."""
         hold(Promise.I6, found in self._attached, f"cursor properties are {found}, not one of {self._attached}")
 
     def recovered(self, marked, attached):
-        """Check the recovered properties, and continue with them."""
         self.check_attached(attached)
         found = f"mark-delete properties are {dict(marked)}, not one of {self._durable}"
         hold(Promise.I2, dict(marked) in self._durable, found)
@@ -254,7 +238,6 @@ class Receipts:
         self._pending = []  # the receipts that were not durable at the last check
 
     def add(self, receipt, numbers, *, left=None):
-        """Store a receipt."""
         given = _Given(receipt, frozenset(numbers), None if left is None else frozenset(left))
         self._given.append(given)
         self._pending.append(given)
@@ -278,12 +261,10 @@ class Receipts:
             self._pending = [given for given in self._pending if not cursor.durable(given.receipt)]
 
     def check_survivors(self, cursor, model):
-        """Check all receipts, including durable ones, whose acks others may have displaced."""
         self._pending = list(self._given)
         self.check_none_lies(cursor, model)
 
     def check_void(self, cursor):
-        """Check that no receipt counts after a reset, and remove all."""
         for given in self._given:
             found = f"a receipt from before the reset counts: {self._log.text(given.numbers)}"
             hold(Promise.I13, not cursor.durable(given.receipt), found)

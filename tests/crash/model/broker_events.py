@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
 
 def persist(simulation, side):
-    """Persist while others use the subscription."""
     simulation.note("persist")
     simulation.interleave([side], lambda: side.cursor.persist(now_ms=simulation.now_ms))
 
 
 def promote(simulation, side):
-    """Persist young acks, too, while others use the subscription."""
     left = simulation.random.choice((0, 0, 100, 500))
     simulation.note(f"promote until {left} bytes are left")
     simulation.interleave([side], lambda: side.cursor.promote(left, now_ms=simulation.now_ms))
@@ -67,7 +65,6 @@ def persist_in_vain(simulation, side):
 
 
 def tick(simulation, side):
-    """Persist if it is due, while others use the subscription."""
     simulation.note("tick")
     is_over = simulation.now_ms - side.persisted_ms >= side.config.flush_interval_ms
     is_due = is_over and side.cursor.view.is_dirty
@@ -106,7 +103,6 @@ def _persist_all(simulation):
 
 
 def set_cursor_properties(simulation, side):
-    """Set properties of the cursor."""
     properties = {"number": str(simulation.random.randrange(10))}
     simulation.note(f"cursor properties {properties}")
     is_set = False
@@ -129,7 +125,6 @@ def go_on_before(simulation, side):
 
 
 def wait(simulation, side):
-    """Advance the clock."""
     passed_ms = simulation.random.choice((10, 100, 1_000, 3_000))
     simulation.note(f"wait {passed_ms} ms")
     simulation.now_ms += passed_ms
@@ -146,7 +141,6 @@ def change_limits(simulation, side):
 
 
 def change_broker_limit(simulation, side):
-    """Change the limit shared by all subscriptions."""
     if simulation.broker is not None:
         simulation.broker_max = simulation.random.choice((6, 12, 30))
         simulation.note(f"limit of the broker: {simulation.broker_max} messages")
@@ -154,7 +148,6 @@ def change_broker_limit(simulation, side):
 
 
 def break_ledgers(simulation, side):
-    """Make ledgers unwritable from now on."""
     if simulation.settings.fault_share:
         simulation.note("ledgers break")
         side.store.break_ledgers()
@@ -186,7 +179,6 @@ def crash(simulation, side):
 
 
 def note_known(simulation, side):
-    """Add the recovered acks of a subscription to the story."""
     known = sorted(side.model.acked)
     simulation.note(f"{side.name} knows" if known else f"{side.name} has nothing of it", known)
 
@@ -205,7 +197,6 @@ def _crash_again(simulation):
 
 
 def reconfigure(simulation, side):
-    """Choose other settings for the next opening of a subscription, if the simulation reconfigures."""
     if not simulation.settings.reconfigures or simulation.random.random() < 0.6:
         return
     side.config, before = drawn_config(simulation.random), side.config
@@ -272,7 +263,6 @@ def seek_in_vain(simulation, side):
 
 
 def wait_for_gate(simulation, side):
-    """Add a waiter for the gate to open."""
     waiter = Waiter(simulation.random.choice(CONSUMERS))
     side.waiters.append(waiter)
     side.subscription.when_open(waiter, waiter.consumer)
@@ -417,7 +407,6 @@ def delete(simulation, side, number=None):
 
 
 def _close_parts(side):
-    """Close everything of a subscription but its cursor, as if its owner were another broker."""
     delayed = side.subscription._messages.delayed
     delayed.clear()
     delayed.close()

@@ -18,12 +18,10 @@ _ACK_STATE_RULES = (Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES)
 
 
 def consumer_max(side):
-    """Return the limit on unacked messages of one consumer."""
     return side.gate.limits.max_unacked_messages_per_consumer or NO_LIMIT
 
 
 def uses(side):
-    """Yield each rule on acked entries and messages in flight, with its recounted usage and its limit."""
     model, limits, deliveries = side.model, side.gate.limits, side.subscription._admission.deliveries
     record_bytes, range_count = model.counted()
     for number in model.in_flight:
@@ -114,7 +112,6 @@ def check_all(side):
 
 
 def check_keys(side):
-    """Check that no two consumers have messages of one key."""
     holders = {}
     for number, consumer in side.model.in_flight.items():
         message = side.model.log.messages[number]
@@ -125,7 +122,6 @@ def check_keys(side):
 
 
 def closed_for(side, consumer):
-    """Return the rules that are closed for a consumer, and the usage at which each opens."""
     verdicts = side.gate.why_blocked(side.subscription.usage(consumer), consumer)
     return {verdict.rule: verdict.released_at for verdict in verdicts}
 
@@ -164,7 +160,6 @@ def is_covered(side, number):
 
 
 def check_refusal(side, numbers, *, were_covered):
-    """Check that refused acks had no reservation, and together would have exceeded a limit."""
     position, model = side.model.log.positions[numbers[0]], side.model
     hold(Promise.I8, not were_covered, f"the ack of {position} was refused, although it was reserved for")
     sent = [side.subscription._admission.deliveries.get(model.log.positions[number]) for number in numbers]
@@ -213,7 +208,6 @@ def _check_consumer(side, consumer):
 
 
 def _binding(side, consumer, closed_before, *, cost, weight):
-    """Return the rules that have no room for a message, or were closed and had no reason to open."""
     needs = {
         Rule.UNPERSISTED_ACK_RECORD_BYTES: cost,
         Rule.UNACKED_RANGES: 1,

@@ -38,7 +38,6 @@ def publish(simulation, side, count=None):
 
 
 def append(simulation, messages, *, log=None):
-    """Publish given messages, to the broker's log or to another owner's."""
     first = len(simulation.log)
     simulation.log.append((log or simulation.message_log).publish(messages), messages)
     for each in simulation.sides:
@@ -54,7 +53,6 @@ def append(simulation, messages, *, log=None):
 
 
 def dispatch(simulation, side, consumer=None, count=None):
-    """Dispatch messages to a consumer, and return the number of entries."""
     consumer = consumer or simulation.random.choice(CONSUMERS[: simulation.settings.consumer_count])
     count = min(simulation.random.choice((1, 5, 20, 40)) if count is None else count, simulation.settings.count_max)
     before = checks.closed_for(side, consumer)
@@ -84,7 +82,6 @@ def note_dead_letters(simulation, side):
 
 
 def note_sent(simulation, side, consumer, sent):
-    """Record the messages that a consumer receives."""
     log = simulation.log
     simulation.note(f"send {consumer}", [log.numbers[each.position] for each in sent])
     for each in sent:
@@ -109,7 +106,6 @@ def fall_behind(simulation, side):
 
 
 def ack_some(simulation, side, *, only_covered=False, count=None):
-    """Ack some messages in flight, in varying order."""
     numbers = list(side.model.in_flight)
     simulation.random.shuffle(numbers)
     order = simulation.random.random()
@@ -139,7 +135,6 @@ def ack_lowest(simulation, side):
 
 
 def ack(simulation, side, number):
-    """Ack one entry."""
     was_covered = checks.is_covered(side, number)
     try:
         receipt = side.subscription.ack(simulation.log.positions[number], now_ms=simulation.now_ms)
@@ -151,7 +146,6 @@ def ack(simulation, side, number):
 
 
 def ack_at_once(simulation, side, numbers):
-    """Ack entries, at least one, by one call."""
     were_covered = all(checks.is_covered(side, number) for number in numbers)
     positions = [simulation.log.positions[number] for number in numbers]
     try:
@@ -164,7 +158,6 @@ def ack_at_once(simulation, side, numbers):
 
 
 def ack_part(simulation, side, number):
-    """Ack some messages of a batch."""
     model = side.model
     known = model.unacked_of_batch.get(number) or set(range(simulation.log.message_count(number)))
     left = known - set(simulation.random.sample(sorted(known), simulation.random.randint(1, len(known))))
@@ -196,7 +189,6 @@ def ack_late(simulation, side):
 
 
 def ack_cumulative(simulation, side):
-    """Ack everything up to one entry."""
     first = side.model.first_unacked()
     if first < len(simulation.log):
         last = min(first + 30, first + simulation.settings.count_max, len(simulation.log))
@@ -204,7 +196,6 @@ def ack_cumulative(simulation, side):
 
 
 def ack_up_to(simulation, side, last):
-    """Ack everything up to an entry, inclusive."""
     properties = {"number": simulation.random.randrange(10)} if simulation.random.random() < 0.5 else None
     receipt = side.subscription.ack_cumulative(
         simulation.log.positions[last], now_ms=simulation.now_ms, properties=properties
@@ -236,7 +227,6 @@ def ack_many(simulation, side):
 
 
 def ack_into_batch(simulation, side):
-    """Ack everything below a batch, and its first messages, by a call of the cursor itself."""
     model, log = side.model, simulation.log
     first = model.first_unacked()
     batches = [number for number in range(first, min(first + 30, len(log))) if log.message_count(number) > 1]
@@ -256,7 +246,6 @@ def ack_into_batch(simulation, side):
 
 
 def _acked_directly(simulation, side):
-    """Update the subscription after calls of its cursor, and allow the usage that exceeds limits."""
     side.subscription.skip(0, now_ms=simulation.now_ms)
     side.model.changed()
     side.forgive()
@@ -271,7 +260,6 @@ def nack(simulation, side):
 
 
 def give_back(simulation, side, numbers, *, delay_ms=0):
-    """Give messages in flight back."""
     for number in numbers:
         position = simulation.log.positions[number]
         was_sent = side.subscription.nack(position, delay_ms=delay_ms, now_ms=simulation.now_ms)
@@ -293,7 +281,6 @@ def close_consumer(simulation, side):
 
 
 def skip(simulation, side):
-    """Ack a number of entries above the mark-delete position."""
     model = side.model
     count = simulation.random.choice((0, 1, 5, 20))
     receipt = side.subscription.skip(count, now_ms=simulation.now_ms)
@@ -305,14 +292,12 @@ def skip(simulation, side):
 
 
 def clear_backlog(simulation, side):
-    """Ack everything."""
     simulation.note("clear the backlog")
     receipt = side.subscription.clear_backlog(now_ms=simulation.now_ms)
     side.took(receipt, range(len(simulation.log)))
 
 
 def work_meanwhile(simulation, side):
-    """Do the work of another thread while a persist writes."""
     settings = simulation.settings
     for _ in range(simulation.random.randrange(4)):
         choice = simulation.random.random()
@@ -368,7 +353,6 @@ def dispatch_some(simulation, side, consumer=None, count=None):
 
 
 def dispatch_all(simulation, side):
-    """Give some consumers permits and dispatch to all of them, and return the number of entries."""
     subscription, count_max = side.subscription, simulation.settings.count_max
     for consumer in CONSUMERS[: simulation.settings.consumer_count]:
         if consumer not in subscription.consumers:

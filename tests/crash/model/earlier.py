@@ -55,7 +55,6 @@ class EarlierLog:
         return taken[0] if taken else take_over()
 
     def _publish(self, messages):
-        """Publish, sometimes with an unknown outcome of a step that begins a ledger."""
         log, schedule, store = self._log, self._schedule, self._store
         ownership = log._ownership
         assert ownership is not None
@@ -80,7 +79,6 @@ class EarlierLog:
         self._race_count = 0
 
     def go_on(self, disk):
-        """Publish after the next owner has opened the log."""
         before, messages = _stored(disk), self._messages()
         self._schedule.note(f"the owner before publishes {len(messages)} messages")
         try:
@@ -92,13 +90,11 @@ class EarlierLog:
         hold(Promise.I14, _stored(disk) == before, "a publish of an earlier owner changed the log")
 
     def _messages(self):
-        """Return messages for the open ledger, or enough messages to require the next ledger."""
         count = self._random.choice((1, 3, self._schedule.settings.entries_per_ledger_max))
         return [Message(b"", publish_time_ms=self._schedule.now_ms)] * min(count, self._schedule.settings.count_max)
 
 
 def open_log(simulation, store, *, rival):
-    """Open a topic's log, and check that it has every message whose position a producer received."""
     limit = simulation.settings.entries_per_ledger_max
     if rival is None:
         return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
@@ -207,7 +203,6 @@ class EarlierOwner:
         raise StoreError("there was nothing to do")
 
     def _ack(self, side):
-        """Ack a few entries that its log still has, and return the receipts by number."""
         simulation, positions = side.simulation, side.simulation.log.positions
         known = [number for number in range(self._log_end) if positions[number] in self._ledgers]
         numbers = [number for number in known if not self.cursor.is_acked(positions[number])]

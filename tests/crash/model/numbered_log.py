@@ -16,7 +16,6 @@ class NumberRun(NamedTuple):
 
 
 def varint_bytes(number):
-    """Return the size of a non-negative number in protobuf, in bytes."""
     length = 1
     while number >= 128:
         number >>= 7
@@ -60,17 +59,14 @@ class NumberedLog:
         self.messages += messages
 
     def isolated_bytes(self, number):
-        """Return the size of an entry as a separate range."""
         ledger_id, entry_id = self.positions[number]
         return range_bytes(ledger_id, entry_id, entry_id)
 
     def message_count(self, number):
-        """Return the number of messages in an entry."""
         message = self.messages[number]
         return 1 if message is None else message.message_count
 
     def runs(self, numbers):
-        """Return the ranges of rising numbers, split at the ends of ledgers."""
         runs = []
         for number in numbers:
             if runs and number == runs[-1].last + 1 and self.positions[number].entry_id:
@@ -80,7 +76,6 @@ class NumberedLog:
         return runs
 
     def record_bytes(self, runs):
-        """Return the size of ranges as Pulsar would write them."""
         total = 0
         for first, last in runs:
             ledger_id, first_id = self.positions[first]
@@ -88,11 +83,9 @@ class NumberedLog:
         return total
 
     def count_up_to(self, position):
-        """Return the number of entries at or below a position."""
         return bisect_right(self.positions, position)
 
     def held_by(self, content):
-        """Return the numbers of all entries acked in a durable state."""
         held = set(range(self.count_up_to(content.mark_delete)))
         for ledger_id, first, end in content.deleted.runs():
             runs = (self.numbers.get(Position(ledger_id, entry_id)) for entry_id in range(first, end))
@@ -117,11 +110,9 @@ class NumberedLog:
 
 
 def indexes(words):
-    """Return the messages whose bits are set in Pulsar's words."""
     return {64 * word + bit for word, bits in enumerate(words) for bit in range(64) if bits >> bit & 1}
 
 
 def words_of(left):
-    """Return the two words, signed, in which the bits of some messages below 128 are set."""
     words = [sum(1 << index % 64 for index in left if index // 64 == word) for word in range(2)]
     return [word - 2**64 if word >> 63 else word for word in words]

@@ -91,12 +91,10 @@ class Settings:
     count_max: int = 1_000
 
     def text(self):
-        """Return the differences from the defaults, listing limits and settings of a cursor individually."""
         return ", ".join(_differences(self, Settings())) or "nothing"
 
 
 def drawn(random):
-    """Return the settings that a schedule draws first."""
     draw = random.choice
     delay_share = draw((0, 0, 0.2, 0.5))
     tracker = draw((Tracker.VIEW, *Tracker)) if delay_share else Tracker.VIEW
@@ -179,7 +177,6 @@ def drawn_limits(random):
 
 
 def drawn_config(random):
-    """Return settings of a cursor under which small states already compact, exceed limits, and are young."""
     draw = random.choice
     config = CursorConfig(
         format=draw((Format.NATIVE, Format.NATIVE, Format.PULSAR)),

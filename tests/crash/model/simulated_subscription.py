@@ -157,7 +157,6 @@ class SimulatedSubscription(CursorListener):
         self.written = Written(self.simulation.log, self.disk, self.cursor_path)
 
     def judge(self, gauge):
-        """Check the recovered state, and continue with it."""
         model, log = self.model, self.simulation.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
         parts = {
@@ -219,7 +218,6 @@ class SimulatedSubscription(CursorListener):
         self.allowed = forgiven(self)
 
     def restarted(self, first, epoch_before):
-        """Check that a reset counts and earlier acks do not, and continue from it."""
         self.receipts.check_void(self.cursor)
         self.model.restart(first)
         self.model.properties.reset(is_certain=True)
@@ -236,7 +234,6 @@ class SimulatedSubscription(CursorListener):
         self.forgive()
 
     def record_bytes_max(self):
-        """See `CursorListener`."""
         return self.subscription._listener.record_bytes_max()
 
     def persisted(self, outcome):
@@ -297,7 +294,6 @@ class SimulatedSubscription(CursorListener):
         hold(Promise.I4, counted == expected and result.bytes_written > 0, found)
 
     def took(self, receipt, numbers):
-        """Record an ack of entries, and check that the receipt counts the newly acked ones."""
         self._check_newly_acked(receipt, len(set(numbers) - self.model.acked))
         self.model.ack(numbers)
         self.receipts.add(receipt, numbers)
@@ -325,18 +321,15 @@ class SimulatedSubscription(CursorListener):
         counts["batches"] += bool(held.unacked_of_batch)
 
     def wrote_before(self):
-        """Record the writes of the previous owner while the cursor was opened."""
         self._wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
 
     @property
     def is_limited(self):
-        """Whether a limit may keep acks from becoming durable."""
         config = self.config
         is_small = config.metadata_bytes_max < BYTES_MIN
         return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
     def closed(self):
-        """Record the writes of a graceful close."""
         self._wrote(self._read_disk())
 
     def _wrote(self, held):
@@ -344,7 +337,6 @@ class SimulatedSubscription(CursorListener):
         self.is_certain = True
 
     def failed_to_close(self):
-        """Record a failed close."""
         self._may_have_written()
 
     def _may_have_written(self):
@@ -369,7 +361,6 @@ class SimulatedSubscription(CursorListener):
         self.has_failed = False
 
     def attempt(self, encoded, data):
-        """Record an attempted write."""
         self._attempted.append((encoded, data))
 
     def begins_write(self):
@@ -391,7 +382,6 @@ class Waiter:
         self.consumer, self.calls = consumer, 0
 
     def __call__(self):
-        """Count the call."""
         self.calls += 1
 
 
@@ -402,11 +392,9 @@ class CountedRequests:
         self._subscription, self._simulation = subscription, simulation
 
     def discard_acked(self, ledger_id, entries):
-        """See `AckedAndSent`."""
         self._subscription.discard_acked(ledger_id, entries)
 
     def not_sent_between(self, first, end):
-        """See `AckedAndSent`."""
         missed = self._subscription.not_sent_between(first, end)
         self._simulation.counts["derived"] += len(missed) > 0
         return missed

@@ -105,7 +105,6 @@ class BrokerSimulation:
                 side.cursor.reader.rewind()
 
     def open_broker(self):
-        """Restart with the log, and with the state that a crash leaves."""
         self.earlier_log = EarlierLog(self, race_count_max=self.settings.race_count_max) if self.step_count else None
         self.log_store = MemoryStore(self._log_disk)
         self.cursor_store.is_left = True
@@ -134,7 +133,6 @@ class BrokerSimulation:
             side.lost(numbers)
 
     def _open_index(self):
-        """Return the index that all subscriptions share, if the tracker is shared."""
         tracker = self.settings.tracker
         if tracker is Tracker.VIEW:
             return TopicDelayIndex(tick_time_ms=TICK_MS, due_log_bytes_max=self.settings.due_log_bytes_max)
@@ -152,7 +150,6 @@ class BrokerSimulation:
         return BucketedDelayIndex.recover(_BUCKETS, storage=storage, now_ms=self.now_ms)[0]
 
     def open_tracker(self, is_acked):
-        """Return the tracker of delayed messages for a subscription that is opened."""
         if not self.settings.delay_share:
             return None
         if self._index is not None:
@@ -261,7 +258,6 @@ class BrokerSimulation:
         return [Fault(mutation, kind)]
 
     def check(self):
-        """Recount the cheap counters."""
         for side in self.sides:
             checks.check(side)
         if self.broker is not None:
@@ -270,12 +266,10 @@ class BrokerSimulation:
             hold(Promise.I4, self.broker.unacked_messages == unacked, found)
 
     def check_all(self):
-        """Recount everything."""
         for side in self.sides:
             checks.check_all(side)
 
     def interleave(self, sides, write):
-        """Make subscriptions write while other threads use them."""
         self._interleaved = sides
         try:
             return write()
@@ -283,7 +277,6 @@ class BrokerSimulation:
             self._interleaved = ()
 
     def while_writing(self, writer):
-        """Check as another thread would, and run its work."""
         if writer.is_writing and not self._interleaved:
             return
         checks.check_writing(writer)
@@ -300,7 +293,6 @@ class BrokerSimulation:
             writer.is_writing = was_writing
 
     def note(self, what, numbers=()):
-        """Add an action and its entries to the story."""
         if self._lines:
             self._lines[-1].notes.append((what, tuple(numbers)))
 
@@ -318,10 +310,9 @@ class judged:  # noqa: N801 - reads as a statement
     """Converts any escaped error into a broken promise."""
 
     def __enter__(self):
-        """Begin."""
+        pass
 
     def __exit__(self, _, error, __):
-        """Convert the error, if any."""
         if error is None or isinstance(error, PromiseBrokenError) or not isinstance(error, Exception):
             return
         promise = Promise.ERRORS
@@ -345,13 +336,11 @@ class _Line:
         return any(numbers or not what.startswith("send") for what, numbers in self.notes)
 
     def settle(self, simulation):
-        """Name the entries, whose numbers are about to change."""
         self.notes = [
             (f"{what} {simulation.log.text(numbers)}" if numbers else what, ()) for what, numbers in self.notes
         ]
 
     def text(self, simulation):
-        """Return the line, with adjacent actions of one kind merged."""
         merged = []
         for what, numbers in self.notes:
             if merged and merged[-1][0] == what and numbers:

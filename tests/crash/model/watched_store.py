@@ -27,7 +27,6 @@ class WatchedStore:
         self.is_left = False
 
     def join(self, side, session):
-        """Route all calls for the cursor of a subscription to a session from now on."""
         self._joined.pop(side.cursor_path, None)
         self._joined[side.cursor_path] = side, session
 
@@ -48,7 +47,6 @@ class WatchedStore:
         return next(iter(self._joined.values())) if ledger is None else self.of_path(ledger.owner)
 
     def children(self, path):
-        """Return the children of a path that belongs to no cursor."""
         return MemoryStore(self._disk).metadata.children(path)
 
     def write(self, sides, write):
@@ -68,12 +66,10 @@ class WatchedStore:
         return result
 
     def attempt(self, side, encoded, data):
-        """Record an attempted write."""
         if not self.is_left:
             side.attempt(encoded, data)
 
     def take_over(self, side):
-        """Run the previous owner, if a cursor is being opened and this call is about to fence it."""
         if not self.is_left and side.rival is not None:
             side.rival.race(side)
 
@@ -93,7 +89,6 @@ class _WatchedLedgers:
         return self._store.write([side], lambda: session.ledgers.append(ledger_id, entries))
 
     def append_many(self, appends):
-        """See `LedgerStore.append_many`; each append is a write of its own, which a fault or a crash can separate."""
         for ledger_id, entries in appends:
             for entry in entries:
                 self._store.attempt(self._store.of_ledger(ledger_id)[0], Encoded.ENTRY, entry)
@@ -136,7 +131,6 @@ class _Metadata:
         return self._store.of_path(path)[1].metadata.get(path)
 
     def put(self, path, data, *, expected_version):
-        """See `MetadataStore.put`; watched."""
         side, session = self._store.of_path(path)
         if path != side.cursor_path:
             return session.metadata.put(path, data, expected_version=expected_version)

@@ -62,19 +62,16 @@ class Written:
         self._durable = frozenset()  # acked entries that may stay, even beyond a lowered limit
 
     def raw(self):
-        """Return the raw record and the raw entries of the ledger that it names."""
         ledger_id = self.cursor_ledger_id
         entries = () if ledger_id is None else tuple(self._disk.ledgers[ledger_id].entries)
         return self._disk.values[self._path].data, entries
 
     @property
     def cursor_properties(self):
-        """The cursor properties in the record."""
         return dict(decode_record(self._disk.values[self._path].data).record.cursor_properties)
 
     @property
     def epoch(self):
-        """The epoch in the record."""
         return decode_record(self._disk.values[self._path].data).record.epoch
 
     @property
@@ -94,7 +91,6 @@ class Written:
         return [] if ledger_id is None else [len(entry) for entry in self._disk.ledgers[ledger_id].entries]
 
     def find(self, ledgers):
-        """Read the state from which a recovery would start."""
         try:
             found = Recovery(MemoryStore(self._disk), self._path, ledgers).find(())
         except AckStateError as error:
@@ -121,15 +117,7 @@ class Written:
         """Set the state after a recovery or a reset, which must not go back from now on."""
         self._mark_delete, self._durable = held.mark_delete, held.acked
 
-    def check_persist(
-        self,
-        found,
-        held,
-        result,
-        instants,
-        config,
-    ):
-        """Check that a completed persist wrote the expected acks."""
+    def check_persist(self, found, held, result, instants, config):
         hold(
             Promise.I7,
             held.mark_delete >= self._mark_delete,
@@ -203,7 +191,6 @@ class Written:
         return ranges if is_list else len(above)
 
     def _check_cut(self, result, instants, config):
-        """Check that no ack is cut if all fit."""
         limits = config.metadata_limits if result.route is PersistTarget.METADATA else config.ledger_limits
         if not result.messages_cut or (
             result.route is PersistTarget.METADATA and config.metadata_bytes_max < BYTES_MIN
@@ -233,7 +220,6 @@ class Written:
         hold(Promise.I11, sum(sizes) <= bound, f"the journal has {sum(sizes)} bytes, a snapshot {snapshot}")
 
     def _replay(self, found):
-        """Replay every new record, one by one."""
         ledger_id = found.record.cursor_ledger_id
         if ledger_id is None:
             # Decoded again: the found state belongs to the recovery.
@@ -263,20 +249,17 @@ class Written:
 
 
 def held_of(log, content):
-    """Return a durable state by number."""
     batches = {log.numbers[each]: indexes(words) for each, words in content.batch.items() if each in log.numbers}
     return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
 
 
 def instant_of(model):
-    """Return the present acks."""
     return AckSnapshot(
         model.first_unacked(), frozenset(model.acked), model.properties.marked, dict(model.unacked_of_batch)
     )
 
 
 def attempted_states(attempts, form, ledgers):
-    """Yield the whole states among attempted writes."""
     for encoded, data in attempts:
         if encoded is Encoded.RECORD:
             content = decode_record(data, ledgers).record.content
@@ -375,11 +358,9 @@ class Work:
         self._begun_ms = now_ms if sizes else self._begun_ms
 
     def failed(self):
-        """Record a failed write."""
         self._has_failed = True
 
     def check(self, result, attempted, sizes, *, now_ms):
-        """Check that a completed persist did no more than necessary."""
         if not self._has_failed:
             self._check_writes(result, attempted)
         if result.route is PersistTarget.SNAPSHOT:
@@ -389,7 +370,6 @@ class Work:
         self._sizes, self._has_failed = (sizes if is_ledger else None), not is_ledger
 
     def check_delta(self, log, entry, durable):
-        """Check that a delta repeats no durable ack."""
         content = content_of(native.decode(entry))
         repeated = (log.held_by(content) - set(range(log.count_up_to(content.mark_delete)))) & durable
         hold(Promise.I16, not repeated, f"a delta repeats {log.text(repeated)}, which is durable")

@@ -51,7 +51,6 @@ class SyscallFault(NamedTuple):
 
     @property
     def kills(self):
-        """Whether it kills the program."""
         return self.dies_later > 0 or self.action in {Action.TORN_KILL, Action.KILL_BEFORE, Action.KILL_AFTER}
 
     def of(self, at):
@@ -169,7 +168,6 @@ def _open_cursors(store, cursor_count):
 
 
 def _recover(stage, cursor_count):
-    """Open the store and the cursors, and return their states."""
     with closing(SqliteStore(stage.directory / "store")) as store:
         return [state_of(cursor) for cursor in _open_cursors(store, cursor_count)]
 

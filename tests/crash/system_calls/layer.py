@@ -58,12 +58,7 @@ def system_calls(first_seed):
     yield from faulted_runs(first_seed, shim)
 
 
-def faulted_runs(
-    first_seed,
-    shim,
-    *,
-    faults=SYSCALL_FAULTS,
-):
+def faulted_runs(first_seed, shim, *, faults=SYSCALL_FAULTS):
     """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
 
     A run has several outcomes, of some cycles each; all have its seed, which replays them all.
@@ -83,7 +78,6 @@ class _Run:
         self._seed, self._stage, self._script = seed, stage, script(seed)
 
     def outcomes(self):
-        """Try every n, up to the first broken promise."""
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
         faulted = iter(()) if broken else self._faulted(undisturbed)

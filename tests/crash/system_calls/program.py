@@ -59,7 +59,6 @@ class ProgramLog:
         self._oracles = [Oracle(NEVER_OPENED, knows_states=True) for _ in range(cursor_count)]
 
     def record(self, line):
-        """Record a report of the program."""
         said = json.loads(line)
         match said:
             case {"cursor": number, "note": name, "takes": arguments, "options": options}:
@@ -93,7 +92,6 @@ class ProgramLog:
             self.broken.append(broken._replace(found=f"cursor {number}: {broken.found}"))
 
     def breaks(self, promise, found):
-        """Record a broken promise."""
         self.broken.append(Broken(promise, found))
 
 
@@ -114,7 +112,6 @@ class SaidAccount:
 
 
 def encoded(argument):
-    """Return an argument of a note as JSON."""
     match argument:
         case AckedSet():
             return {"bits": argument.bits, "elsewhere": sorted(argument.elsewhere)}
@@ -151,7 +148,6 @@ class Setting(Enum):
 
     @property
     def config(self):
-        """Return the configuration of a cursor."""
         return _CONFIGS[self]
 
 
@@ -192,7 +188,6 @@ _WEIGHTS = {
 
 
 def script(seed):
-    """Return a seeded script of 7 to 43 steps, with a reopening in the middle."""
     chance = random.Random(f"script {seed}")
     cursor_count = chance.choice((1, 2, 2))
     setting = chance.choice((Setting.NATIVE, *Setting))

@@ -38,7 +38,6 @@ NEVER = CallFault(1 << 40, Action.FAIL)
 
 
 def said_error(call, *arguments):
-    """Return the result of a call, or the name of its errno."""
     try:
         return call(*arguments)
     except OSError as error:
@@ -75,7 +74,6 @@ def counted(directory):
 
 
 def torn(directory):
-    """Store half of a write, and return its result and those of the next ones."""
     file = os.open(directory / "short", os.O_RDWR | os.O_CREAT)
     SHIM.arm(directory, CallFault(1, Action.SHORT, errno.ENOSPC))
     said = [said_error(os.write, file, b"0123456789") for _ in range(3)]
@@ -84,7 +82,6 @@ def torn(directory):
 
 
 def lasting(directory):
-    """Let three calls in a row fail."""
     SHIM.arm(directory, CallFault(2, Action.FAIL, errno.ENOSPC, lasts=3))
     said = [said_error((directory / str(number)).mkdir) for number in range(6)]
     SHIM.disarm()
@@ -161,19 +158,16 @@ def unsynced_names(directory):
 
 
 def synced(path):
-    """Sync a file or a directory."""
     file = os.open(path, os.O_RDONLY)
     os.fsync(file)
     os.close(file)
 
 
 def told(text):
-    """Return the first byte of each sector."""
     return "".join(chr(byte) if byte else "." for byte in text[::512])
 
 
 def calls():
-    """Return the observations of each case."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name).resolve()
         cases = {
@@ -272,12 +266,10 @@ PLANTED = {
 
 
 def planted():
-    """Return for each planted bug the first run that caught it, or the last."""
     return {name: in_child(lambda case=case: run_planted(*case)) for name, case in PLANTED.items()}
 
 
 def run_planted(plant, fault, played=None):
-    """Plant a bug and return the first outcome that caught it, or the last of two runs."""
     plant()
     if played is not None:
         system_calls.script = lambda _seed: played
@@ -289,7 +281,6 @@ def run_planted(plant, fault, played=None):
 
 
 def in_child(play):
-    """Return the result of a function in a forked child, which keeps its patches to itself."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -309,7 +300,6 @@ def cuts():
 
 
 def run_cuts(plant):
-    """Plant a bug in our cursor, and return the first outcome that caught it, or the last."""
     plant()
     run_count = 20 if plant in {never_sync_directory, never_sync_above} else 3
     with closing(power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
