@@ -49,7 +49,7 @@ def run():
     shared = command.LAYERS
     command.LAYERS = {
         "L0": command.LayerEntry("schedules on a faulty memory store", of_ours(schedules)),
-        "L1": command.LayerEntry("crash states of a simulated disk", of_ours(crash_states)),
+        "L1": command.LayerEntry("every state that a power cut could leave", of_ours(crash_states)),
         "L2": command.LayerEntry("the n-th system call fails or kills", of_ours(system_calls)),
         "L3": shared["L3"],
         "L4": shared["L4"],

@@ -1,70 +1,89 @@
-"""L1: every state that a power cut could leave of an `SqliteStore`, opened and checked.
-
-A run executes a seeded workload and then opens each state that a power cut during or after each call of the store could
-leave: `crash.crash_states.sqlite` defines these states. The first one that breaks a promise ends the run, and its
-workload is shortened to the necessary steps. One run in four has a message log that is trimmed: see `log_trims`.
-"""
+"""Executes a workload, opens each state that a power cut could leave, and shortens a workload that breaks a promise."""
 
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from ackstate.analysis.crash.oracle import Broken, Promise
-from crash.crash_states.execution import Execution
-from crash.crash_states.log_trims import draw_log_workload, examine_log
-from crash.crash_states.processes import runs_side_by_side
-from crash.crash_states.recovery import broken_by_leftovers, open_cursors
-from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
-from crash.crash_states.workload import (
-    Examined,
-    WorkloadFailure,
-    broken_by_error,
-    differing,
-    draw_workload,
-    judge,
-    outcome,
-)
-from crash.promises import PromiseBrokenError
+from ackstate.analysis.crash.layer import shortest
+from ackstate.analysis.crash.oracle import Broken, BrokenPromise, RunOutcome, counts
+from crash.crash_states.sqlite import RecordedStorage, Recoveries, broken_by_error, states_of, temporary_place
 
-_STEPS = 12
-_LOG_ONE_IN = 4
 _TRIES = 12
 
 
-def crash_states(first_seed):
-    """Yield the runs of L1, in two processes; see `ackstate.analysis.crash.layer.Layer`."""
-    return runs_side_by_side(run, first_seed)
+class Moment(NamedTuple):
+    """The promises during some calls of the storage, from the first to the last, both included.
+
+    During a step either those before it or those after it hold; of a completed step there is one.
+    """
+
+    first_call: int
+    last_call: int
+    step: int  # from 1; 0 before the first
+    promised: tuple[Any, ...]
 
 
-def run(seed):
-    random = Random(seed)
-    if seed % _LOG_ONE_IN == _LOG_ONE_IN // 2:
-        return outcome(seed, draw_log_workload(random), examine_log, tries=_TRIES)
-    return outcome(seed, draw_workload(random, step_count=_STEPS), examine, tries=_TRIES)
+class WorkloadRun:
+    """A workload during its execution.
+
+    A subclass does the steps: `begin`, `do`; says what is `promised` now; and `recover`s a store, returns what is
+    `differing` between two recoveries, and can `judge` one.
+    """
+
+    def __init__(self, workload, storage):
+        self.moments, self.counts, self.step = [], Counter(), 0
+        self.workload, self.storage = workload, storage
+
+    def run(self):
+        """Execute the workload. Errors of the store or a cursor escape."""
+        self.begin()
+        for step in self.workload.steps:
+            self.step += 1
+            self.do(step)
+
+    @contextmanager
+    def noted(self):
+        """Record the promises during the block and after it."""
+        first, before = self.storage.count_calls(), self.promised()
+        yield
+        last, after = self.storage.count_calls(), self.promised()
+        if last > first:
+            self.moments.append(Moment(first + 1, last, self.step, (before, after)))
+        self.moments.append(Moment(last, last, self.step, (after,)))
+
+
+class WorkloadFailure(NamedTuple):
+    """A promise that a workload broke, during or after a step, and the last lines of its story."""
+
+    broken: Broken
+    step: int
+    disk: tuple[str, ...]
+
+
+class Examined(NamedTuple):
+    """The result of one workload: the number of checked states, other counts, and the first failure."""
+
+    cycles: int
+    counts: Counter[str]
+    failure: WorkloadFailure | None
 
 
 def examine(workload):
-    def recover(store):
-        views = open_cursors(store, workload)
-        if (leftover := broken_by_leftovers(store, workload.subscriptions)) is not None:
-            raise PromiseBrokenError(Promise.I11, leftover)
-        return views
-
+    """Execute a workload, and check its crash states up to the first that breaks a promise."""
     with temporary_place() as place:
         storage = RecordedStorage(place)
-        execution = Execution(
-            workload, storage.open, count_calls=storage.count_calls, kill=storage.kill, kill_after=storage.kill_after
-        )
-        failure = None
+        execution, failure = workload.on(storage), None
         with storage.stores:
             try:
                 execution.run()
             except Exception as error:  # On a disk without faults no error may escape.
                 broken = broken_by_error(error)
                 failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
-        recoveries = Recoveries(place / "recoveries", recover, differing)
-        judged, found = _first_failure(storage.copies, execution.moments, recoveries)
+        recoveries = Recoveries(execution.recover, execution.differing)
+        judged, found = _first_failure(storage.copies, execution, recoveries)
     counts = {
         "crash_states": judged,
         "recoveries": recoveries.opened_count,
@@ -73,17 +92,37 @@ def examine(workload):
     return Examined(judged + recoveries.crashed_count, execution.counts + Counter(counts), found or failure)
 
 
-def _first_failure(copies, moments, recoveries):
+def _first_failure(copies, execution, recoveries):
     """Check the states that a power cut could leave; return their number, and the first failure."""
     judged = 0
     for made, state in states_of(copies):
         judged += 1
-        opened = recoveries.open(state.copy)
-        for moment in moments:
+        found = recoveries.open(state.copy)
+        for moment in execution.moments:
             if not moment.first_call <= made <= moment.last_call:
                 continue
-            broken = opened if isinstance(opened, Broken) else judge(opened, moment, is_worst=made % 2 == 0)
+            broken = (
+                found if isinstance(found, Broken) else execution.judge(found, moment.promised, is_worst=made % 2 == 0)
+            )
             if broken is not None:
                 told = (f"power cut: {state.lost}", f"recovery: {broken.found}")
                 return judged, WorkloadFailure(broken, moment.step, told)
     return judged, None
+
+
+def outcome(seed, workload):
+    """Examine a workload and, if it fails, the shortest that fails like it."""
+    examined = examine(workload)
+    if (failure := examined.failure) is None:
+        return RunOutcome(seed, examined.cycles, counts=examined.counts)
+    promise = failure.broken.promise
+
+    def attempt(steps):
+        again = examine(replace(workload, steps=steps)).failure
+        is_same = again is not None and again.broken.promise is promise
+        return (steps[: again.step], again) if is_same else None
+
+    steps, failure = shortest(workload.steps[: failure.step], failure, attempt, tries=_TRIES)
+    story = (*replace(workload, steps=steps[: failure.step]).story(), *failure.disk)
+    broken = (BrokenPromise(promise, failure.broken.found, story),)
+    return RunOutcome(seed, examined.cycles, **counts([failure.broken]), broken=broken, counts=examined.counts)

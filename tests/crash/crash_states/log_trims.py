@@ -16,8 +16,8 @@ from ackstate.message import Message
 from ackstate.position import Position
 from ackstate.topic.log import MessageLog, log_owner
 from ackstate.topic.retention import Retention, trim_log
-from crash.crash_states.sqlite import RecordedStorage, Recoveries, states_of, temporary_place
-from crash.crash_states.workload import Examined, ProcessKilledError, WorkloadFailure, broken_by_error
+from crash.crash_states.examination import WorkloadRun
+from crash.crash_states.sqlite import ProcessKilledError, broken_by_error
 from crash.promises import PromiseBrokenError, hold
 
 _TOPIC, _SUBSCRIPTION = "t", "s"
@@ -68,6 +68,9 @@ class LogWorkload:
     entries_per_ledger_max: int
     steps: tuple[LogStep, ...]
 
+    def on(self, storage):
+        return _Execution(self, storage)
+
     def story(self):
         yield f"a message log with {self.entries_per_ledger_max} entries a ledger"
         for number, step in enumerate(self.steps, start=1):
@@ -112,70 +115,48 @@ class _Recovered(NamedTuple):
     mark_delete: Position
 
 
-class _Moment(NamedTuple):
-    """The promises after some calls of the storage, those before and after the step in progress."""
-
-    step: int
-    before: _KnownEntries
-    after: _KnownEntries
-
-
-def examine_log(workload):
-    with temporary_place() as place:
-        storage = RecordedStorage(place)
-        execution = _Execution(workload, storage)
-        failure = None
-        with storage.stores:
-            try:
-                execution.run()
-            except Exception as error:  # On a disk without faults no error may escape.
-                broken = broken_by_error(error)
-                failure = WorkloadFailure(broken, execution.step, (f"recovery: {broken.found}",))
-        recoveries = Recoveries(place / "recoveries", _recovered, _differing)
-        judged, found = _first_failure(storage.copies, execution.moments, recoveries)
-    counts = {
-        "log_workloads": 1,
-        "log_states": judged,
-        "log_recoveries": recoveries.opened_count,
-        "states_of_log_recoveries": recoveries.crashed_count,
-        "trimmed_ledgers": execution.trimmed_count,
-    }
-    return Examined(judged + recoveries.crashed_count, counts, found or failure)
-
-
-class _Execution:
-    """A workload during its execution.
-
-    Attributes:
-        moments: By the number of calls of the storage.
-        step: The number of the current step, from 1.
-        trimmed_count: How many ledgers trims have deleted.
-    """
-
+class _Execution(WorkloadRun):
     def __init__(self, workload, storage):
-        self.moments = []
-        self.step = self.trimmed_count = 0
-        self._workload, self._storage = workload, storage
+        super().__init__(workload, storage)
+        self.counts["log_workloads"] = 1
         self._known = _KnownEntries()
 
-    def run(self):
-        self._during(self._open)
-        for step in self._workload.steps:
-            self.step += 1
-            self._during(lambda step=step: self._do(step))
+    def begin(self):
+        with self.noted():
+            self._open()
 
-    def _during(self, call):
-        before, first = self._known, self._storage.count_calls()
-        call()
-        last = self._storage.count_calls()
-        self.moments += [[] for _ in range(last + 1 - len(self.moments))]
-        for made in range(first + 1, last + 1):
-            self.moments[made].append(_Moment(self.step, before, self._known))
-        self.moments[-1].append(_Moment(self.step, self._known, self._known))
+    def do(self, step):
+        with self.noted():
+            self._do(step)
+
+    def promised(self):
+        return self._known
+
+    @staticmethod
+    def recover(store):
+        log, cursor = _opened(store, 1)
+        ledger_ids, owned = list(log.ledgers), list(store.ledgers.owned_by(log_owner(_TOPIC)))
+        hold(Promise.I11, owned == ledger_ids, f"the store has ledgers {owned}, the log {ledger_ids}")
+        positions = [Position(each, entry) for each, count in log.ledgers.counts().items() for entry in range(count)]
+        numbers = [int(message.payload) for message in log.read(positions)]
+        return _Recovered(ledger_ids, dict(zip(positions, numbers, strict=True)), cursor.mark_delete_position)
+
+    @staticmethod
+    def differing(first, again):
+        return None if first == again else Broken(Promise.I5, f"first {first}, then {again}")
+
+    @staticmethod
+    def judge(recovered, promised, **_):
+        """Return the first promise that a recovery broke, None if it kept all."""
+        try:
+            _check(recovered, promised[0], promised[-1])
+        except PromiseBrokenError as error:
+            return broken_by_error(error)
+        return None
 
     def _open(self):
-        self._store = self._storage.open()
-        self._log, self._cursor = _opened(self._store, self._workload.entries_per_ledger_max)
+        self._store = self.storage.open()
+        self._log, self._cursor = _opened(self._store, self.workload.entries_per_ledger_max)
 
     def _do(self, step):
         match step.kind:
@@ -193,13 +174,13 @@ class _Execution:
                 self._store.close()
                 self._open()
             case LogStepKind.KILL:
-                self._storage.kill_after(step.number)
+                self.storage.kill_after(step.number)
                 try:
                     self._publish(2)
                     self._trim()
                 except ProcessKilledError:
                     pass
-                self._storage.kill()
+                self.storage.kill()
                 self._open()
 
     def _publish(self, count):
@@ -225,7 +206,7 @@ class _Execution:
         ledgers, acked_up_to = self._log.ledgers, self._known.acked_up_to
         target = ledgers.first_ledger_id if acked_up_to is None else ledgers.next_valid(acked_up_to).ledger_id
         self._known = replace(self._known, first_ledger_id=max(target, self._known.first_ledger_id))
-        self.trimmed_count += trim_log(self._log, Retention(), {_SUBSCRIPTION: self._cursor}, now_ms=0)
+        self.counts["trimmed_ledgers"] += trim_log(self._log, Retention(), {_SUBSCRIPTION: self._cursor}, now_ms=0)
         self._known = replace(self._known, trimmed_to=self._known.first_ledger_id)
 
 
@@ -233,43 +214,6 @@ def _opened(store, entries_per_ledger_max):
     log = MessageLog.open(store, topic=_TOPIC, entries_per_ledger_max=entries_per_ledger_max)
     cursor = ManagedCursor.open(store, topic=_TOPIC, subscription=_SUBSCRIPTION, ledgers=log.ledgers, now_ms=0)
     return log, cursor
-
-
-def _first_failure(copies, moments, recoveries):
-    """Check the states that a power cut could leave; return their number, and the first failure."""
-    judged = 0
-    for made, state in states_of(copies):
-        if made >= len(moments) or not moments[made]:
-            continue
-        judged += 1
-        recovered = recoveries.open(state.copy)
-        for moment in moments[made]:
-            broken = recovered if isinstance(recovered, Broken) else _judge(recovered, moment)
-            if broken is not None:
-                told = (f"power cut: {state.lost}", f"recovery: {broken.found}")
-                return judged, WorkloadFailure(broken, moment.step, told)
-    return judged, None
-
-
-def _differing(first, again):
-    return None if first == again else Broken(Promise.I5, f"first {first}, then {again}")
-
-
-def _recovered(store):
-    log, cursor = _opened(store, 1)
-    ledger_ids, owned = list(log.ledgers), list(store.ledgers.owned_by(log_owner(_TOPIC)))
-    hold(Promise.I11, owned == ledger_ids, f"the store has ledgers {owned}, the log {ledger_ids}")
-    positions = [Position(each, entry) for each, count in log.ledgers.counts().items() for entry in range(count)]
-    numbers = [int(message.payload) for message in log.read(positions)]
-    return _Recovered(ledger_ids, dict(zip(positions, numbers, strict=True)), cursor.mark_delete_position)
-
-
-def _judge(recovered, moment):
-    try:
-        _check(recovered, moment.before, moment.after)
-    except PromiseBrokenError as error:
-        return Broken(error.promise, error.found, error.entry_count)
-    return None
 
 
 def _check(recovered, before, after):

@@ -17,13 +17,12 @@ import shutil
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
+from ackstate.analysis.crash.oracle import Broken, Promise
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
-from crash.crash_states.workload import ProcessKilledError, broken_by_error
-
-_Found = TypeVar("_Found")
+from crash.promises import PromiseBrokenError
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
@@ -31,6 +30,16 @@ _FRAME = _FRAME_HEADER + _PAGE
 _IN_MEMORY = Path("/dev/shm")
 _TWICE_ONE_IN = 4
 _CRASHED_ONE_IN = 100
+
+
+class ProcessKilledError(BaseException):
+    """The process that has the store open was killed; no `Exception`, so that none of its code continues."""
+
+
+def broken_by_error(error):
+    if isinstance(error, PromiseBrokenError):
+        return Broken(error.promise, error.found, error.entry_count)
+    return Broken(Promise.I10, f"{type(error).__name__}: {error}")
 
 
 class Copy(NamedTuple):
@@ -229,7 +238,7 @@ def states_of(copies):
         yield 2 * number, LeftOver(copies[number], "nothing is lost")
 
 
-class Recoveries(Generic[_Found]):
+class Recoveries:
     """Opens each distinct state once.
 
     Attributes:
@@ -237,8 +246,8 @@ class Recoveries(Generic[_Found]):
         crashed_count: How many states that a crash of a recovery could leave were opened in addition.
     """
 
-    def __init__(self, directory, recover, differing):
-        self._directory, self._recover, self._differing = directory, recover, differing
+    def __init__(self, recover, differing):
+        self._recover, self._differing = recover, differing
         self._opened = {}
         self.opened_count = self.crashed_count = 0
 

@@ -6,8 +6,8 @@ import pytest
 
 from ackstate import CursorConfig, Format, Position
 from ackstate.stores.memory import FaultKind
+from crash.crash_states.cursors import Workload
 from crash.crash_states.examination import examine
-from crash.crash_states.workload import Workload
 from crash.steps import Step, StepKind
 from schedule_stories import ScheduleStory
 
@@ -22,14 +22,10 @@ STEPS = (
 )
 
 
-def examined(format_=Format.NATIVE):
-    return examine(Workload(("billing",), CursorConfig(format=format_), STEPS))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", Format)
 def test_every_crash_state_of_a_deletion_is_the_subscription_or_none(format_):
-    found = examined(format_)
+    found = examine(Workload(("billing",), CursorConfig(format=format_), STEPS))
     assert found.failure is None
     assert found.counts["deletions"] == 1
     assert found.counts["recoveries"] > 100

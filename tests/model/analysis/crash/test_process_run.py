@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,47 +23,49 @@ def holds(*entry_ids):
     return Report([EntryRun(3, entry_id, entry_id + 1) for entry_id in entry_ids])
 
 
-def test_everything_kept_is_clean():
-    life = lived(1, 2)
-    life.accepted(0)
-    life.durable([0])
-    assert life.judge(holds(1, 2)) == ()
-    assert life.judge(holds(1)) == ()
+def lost(*runs, count):
+    return (Promise.I2, "lost: " + " ".join(runs), count)
 
 
-def test_a_receipt_that_lied_is_lost():
-    life = lived(1, 2)
-    life.durable([1])
-    assert life.judge(holds(1)) == ((Promise.I2, "lost: 3:[2, 3)", 1),)
-
-
-def test_what_was_known_at_the_start_must_survive():
-    assert lived(1, known=[7]).judge(holds()) == ((Promise.I2, "lost: 3:[7, 8)", 1),)
-
-
-def test_what_nobody_asked_to_ack_is_invented():
-    (broken,) = lived(1).judge(holds(1, 4))
-    assert broken == (Promise.I1, "acked without a request: 3:[4, 5)", 1)
-    assert with_story([broken], ("a story",))[0].story == ("a story",)
+# Known at the start, asked; accepted and durable operations; readings of the gauge then; what a recovery holds.
+@pytest.mark.parametrize(
+    ("life", "held", "broken"),
+    [
+        (((), (1, 2), (0,), (0,), ()), (1, 2), ()),
+        (((), (1, 2), (0,), (0,), ()), (1,), ()),
+        (((), (1, 2), (), (1,), ()), (1,), lost("3:[2, 3)", count=1)),
+        (((7,), (1,), (), (), ()), (), lost("3:[7, 8)", count=1)),
+        (((), (1,), (), (), ()), (1, 4), (Promise.I1, "acked without a request: 3:[4, 5)", 1)),
+        (((), (1,), (), (), ()), (1,), ()),
+        (((), (1,), (), (), ()), (), ()),
+        # Without a gauge none can be wrong.
+        (((), (1,), (0,), (), ()), (), ()),
+        (((), (1, 2), (0, 1), (), (1,)), (), (Promise.I3, "at most 1 by the gauge, 2 redelivered: 3:[1, 3)", 0)),
+        (((), (1, 2), (0, 1), (), (1,)), (2,), ()),
+        # Of 1, 2 and 3, the first was acked before, and the second has a receipt.
+        (((1, 7), (1, 2, 3), (0, 1, 2), (1,), (1,)), (1, 2, 3, 7), ()),
+        (
+            ((1, 7), (1, 2, 3), (0, 1, 2), (1,), (1, 2, 0)),
+            (1, 2, 3, 7),
+            (Promise.I3, "2 by the gauge, and at most 1 without a receipt", 0),
+        ),
+    ],
+)
+def test_what_a_recovery_holds_is_judged_by_all_that_was_said(life, held, broken):
+    known, asked, accepted, durable, gauges = life
+    life = lived(*asked, known=known)
+    for number in accepted:
+        life.accepted(number)
+    life.durable(durable)
+    for reading in gauges:
+        life.gauged(reading)
+    assert life.judge(holds(*held)) == ((broken,) if broken else ())
 
 
 def test_what_the_log_does_not_have_is_invented():
     (broken,) = lived(1).judge(Report([EntryRun(3, 9, 12), EntryRun(4, 0, 2**32)]))
     assert broken == (Promise.I1, "acked without a request: 3:[9, 10) 3:[10, 12) 4:[0, 4294967296)", 2**32 + 3)
-
-
-def test_what_was_asked_and_never_accepted_may_be_known_or_not():
-    assert lived(1).judge(holds(1)) == ()
-    assert lived(1).judge(holds()) == ()
-
-
-def test_a_gauge_that_was_too_low_is_found():
-    life = lived(1, 2)
-    for number in (0, 1):
-        life.accepted(number)
-    life.gauged(1)
-    assert life.judge(holds()) == ((Promise.I3, "at most 1 by the gauge, 2 redelivered: 3:[1, 3)", 0),)
-    assert life.judge(holds(2)) == ()
+    assert with_story([broken], ("a story",))[0].story == ("a story",)
 
 
 def test_what_was_accepted_after_the_gauge_comes_on_top_of_it_once():
@@ -72,19 +75,6 @@ def test_what_was_accepted_after_the_gauge_comes_on_top_of_it_once():
     for number in (1, 2, 3):
         life.accepted(number)
     assert life.expected.gauge_max == 2
-
-
-def test_a_gauge_that_counts_more_than_can_come_again_is_found():
-    life = lived(1, 2, 3, known=[1, 7])
-    for number in range(3):
-        life.accepted(number)
-    life.durable([1])
-    life.gauged(1)
-    assert life.judge(holds(1, 2, 3, 7)) == ()
-    life.gauged(2)
-    life.gauged(0)
-    found = "2 by the gauge, and at most 1 without a receipt"
-    assert life.judge(holds(1, 2, 3, 7)) == ((Promise.I3, found, 0),)
 
 
 def test_a_receipt_counts_against_a_gauge_only_if_it_came_before_the_operation():
@@ -132,12 +122,6 @@ def test_an_ack_is_durable_where_a_later_receipt_covers_it():
     life.accepted(persist(life))
     life.durable([1])
     assert life.receipts_due() == (2, 2)
-
-
-def test_without_a_gauge_none_can_be_wrong():
-    life = lived(1)
-    life.accepted(0)
-    assert life.judge(holds()) == ()
 
 
 def test_a_mark_delete_covers_lower_ledgers():

@@ -24,7 +24,6 @@ from ackstate.analysis.crash.kills import call_kills_of
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.process import SubjectProcess, subject_launch
-from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import run
 
@@ -165,35 +164,19 @@ def test_a_killed_tracer_takes_its_program_along(tracer, tmp_path):
     os.close(pipe[0])
 
 
-def test_it_says_why_it_cannot_trace(monkeypatch):
-    monkeypatch.setattr(call_tracer.platform, "machine", lambda: "riscv64")
-    with pytest.raises(LayerSkippedError, match="need Linux on x86_64 or aarch64"):
-        CallTracer()
-    monkeypatch.undo()
-    monkeypatch.setattr(call_tracer, "_PR_SET_SECCOMP", 12345)
-    with pytest.raises(LayerSkippedError, match=r"cannot be traced here \(ptrace or seccomp\): Invalid argument"):
-        CallTracer()
-    monkeypatch.undo()
-    monkeypatch.setattr(call_tracer, "_PTRACE_SEIZE", 12345)
-    with pytest.raises(LayerSkippedError, match=r"cannot be traced here \(ptrace or seccomp\): "):
-        CallTracer()
-
-
-class Early(NaiveSubject):
-    """Sends its receipts, and writes at once afterwards."""
-
-    def apply(self, operation):
-        if operation.kind is OperationKind.PERSIST:
-            self._saved, self._unsaved = self._saved + self._unsaved, []
-            self.is_late = True
-        else:
-            super().apply(operation)
-
-    def receipts(self):
-        if getattr(self, "is_late", False) and not self._saved:
-            self.is_late = False
-            super()._save()
-        return super().receipts()
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        ((call_tracer.platform, "machine", lambda: "riscv64"), "need Linux on x86_64 or aarch64"),
+        ((call_tracer, "_PR_SET_SECCOMP", 12345), r"cannot be traced here \(ptrace or seccomp\): Invalid argument"),
+        ((call_tracer, "_PTRACE_SEIZE", 12345), r"cannot be traced here \(ptrace or seccomp\): "),
+    ],
+)
+def test_the_layer_is_skipped_where_it_cannot_trace_and_says_why(monkeypatch, capsys, planted, why):
+    monkeypatch.setattr(*planted)
+    outcome = run(capsys, "crash", "--layer", "L2", "--subject", "naive", "--runs", "1")
+    assert outcome.status == 2
+    assert re.search(f"L2 was skipped: .*{why}", outcome.out)
 
 
 class InPlace(NaiveSubject):
@@ -268,36 +251,3 @@ def test_receipts_before_writes_are_found_in_python(tracer):
     python = f"{sys.executable} -S {SUBJECTS / 'receipts_first.py'}"
     assert is_found(outcomes_of(named(python))[-1])
     assert not outcomes_of(named(f"{python} writes-first"), 2)[-1].broken
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_receipts_before_writes_are_found_in_perl(tracer):
-    assert is_found(outcomes_of(named(f"perl {SUBJECTS / 'receipts_first.pl'}"))[-1])
-
-
-@pytest.mark.slow
-def test_the_command_prints_before_which_call_it_was(tracer, compiled, capsys):
-    status, out, _ = run(capsys, "crash", "--layer", "L2", "--seed", "2", "--runs", "1", "--subject", compiled())
-    assert status == 1
-    assert f"L2, seed 2: {Promise.I2}: lost: " in out
-    assert re.search(r"\n  durable: [\d ]+\n(  .*\n)*  SIGKILL before its call \d+, \w+\n", out)
-    assert "again: ackstate crash --layer L2 --seed 2 --runs 1 --subject " in out
-
-
-def test_a_subject_that_ends_by_itself_is_blamed_for_that(tracer):
-    class Ending(NaiveSubject):
-        def apply(self, operation):
-            if operation.number == 3:
-                os._exit(0)
-            super().apply(operation)
-
-    (broken,) = outcomes_of(forked(Ending), 20)[-1].broken
-    assert (broken.promise, broken.found) == (Promise.CONVERSATION, "the subject ended by itself with status 0")
-
-
-def test_a_system_without_tracing_skips_the_layer(monkeypatch, capsys):
-    monkeypatch.setattr(call_tracer.platform, "machine", lambda: "riscv64")
-    outcome = run(capsys, "crash", "--layer", "L2", "--subject", "naive", "--runs", "1")
-    assert outcome.status == 2
-    assert "L2 was skipped: kills at a system call need Linux" in outcome.out

@@ -130,21 +130,6 @@ def test_a_file_that_someone_holds_open_does_not_keep_the_disk_down(monkeypatch)
 
 
 @pytest.mark.root
-def test_nothing_is_left_of_a_disk():
-    def story():
-        with LoopDisk() as disk:
-            yield left(loop_disk._visible_pid())
-            disk.cut_power()
-        yield left(loop_disk._visible_pid())
-        yield loop_disk._visible_pid()
-
-    there, afterwards, pid = apart(story)
-    assert [len(kind) for kind in there] == [1, 1, 1]
-    assert afterwards == ([], [], [])
-    assert left(pid) == ([], [], [])
-
-
-@pytest.mark.root
 def test_nothing_is_left_of_a_generator_that_is_closed_early():
     ended, tell = os.pipe()
 
@@ -217,23 +202,19 @@ def test_a_directory_that_is_not_empty_is_not_removed(tmp_path):
     assert kept.read_bytes() == b"kept"
 
 
-@pytest.mark.root
-def test_where_it_is_not_root_it_says_so(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LayerSkippedError, match="need root"):
-        apart(lambda: iter([LoopDisk()]))
-
-
-def test_it_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LayerSkippedError, match="need root"):
-        LoopDisk()
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(loop_disk, "_mkfs", lambda: None)
-    with pytest.raises(LayerSkippedError, match=r"mkfs\.ext4"):
-        LoopDisk()
-    monkeypatch.setattr(loop_disk, "_LOOP_CONTROL", Path("/nowhere"))
-    with pytest.raises(LayerSkippedError, match="no /nowhere"):
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        ({}, "need root"),
+        ({"_mkfs": lambda: None}, r"mkfs\.ext4"),
+        ({"_LOOP_CONTROL": Path("/nowhere")}, "no /nowhere"),
+    ],
+)
+def test_it_says_what_is_missing(monkeypatch, planted, why):
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if planted else 1000)
+    for name, value in planted.items():
+        monkeypatch.setattr(loop_disk, name, value)
+    with pytest.raises(LayerSkippedError, match=why):
         LoopDisk()
 
 
@@ -249,44 +230,25 @@ def test_options_that_do_not_exist_are_a_reason_to_skip():
 
 
 @pytest.mark.root
-def test_an_error_over_there_is_an_error_here_with_its_traceback():
-    def story():
-        yield 1
-        raise ValueError("the story went wrong")
-
-    with closing(with_private_mounts(story)) as found:
-        assert next(found) == 1
-        with pytest.raises(RuntimeError, match=r"(?s)Traceback.*the story went wrong"):
-            next(found)
-
-
-@pytest.mark.root
-def test_a_process_that_is_killed_is_an_error_here():
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        (lambda: 1 // 0, r"(?s)Traceback.*ZeroDivisionError"),
+        # It is the first of its namespace, which can be killed from outside only.
+        (signal.pause, "was killed"),
+    ],
+)
+def test_a_process_that_ends_over_there_is_an_error_here(ends, why):
     def story():
         yield loop_disk._visible_pid()
-        signal.pause()
+        ends()
 
     with closing(with_private_mounts(story)) as found:
-        # It is the first of its namespace, which can be killed from outside only.
-        os.kill(next(found), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="was killed"):
+        pid = next(found)
+        if ends is signal.pause:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=why):
             next(found)
-
-
-@pytest.mark.root
-def test_an_item_is_made_when_it_is_asked_for():
-    made, tell = os.pipe()
-
-    def story():
-        for number in count():
-            os.write(tell, b"%d" % number)
-            yield number
-
-    with closing(with_private_mounts(story)) as found:
-        assert [next(found), next(found)] == [0, 1]
-    os.close(tell)
-    assert os.read(made, 100) == b"01"
-    os.close(made)
 
 
 @pytest.mark.root

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
-import time
 from contextlib import closing, suppress
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from ackstate.analysis.crash import loop_disk, shim
-from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layer import LayerSkippedError, RunSize, fast_parent
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.power_cuts import PowerCut, power_cuts, power_cuts_of
+from ackstate.analysis.crash.power_cuts import power_cuts, power_cuts_of
 from ackstate.analysis.crash.process import SubjectProcess, subject_launch
-from ackstate.analysis.crash.shim import compiled, environment
-from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
+from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.stores import sqlite_database
-from crash import PATHS
 
 SMALL = RunSize(lives=3, operations=40)
 HOSTILE = "noauto_da_alloc,data=writeback"
@@ -97,21 +89,6 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
 
 
 @pytest.mark.root
-@pytest.mark.soak
-def test_our_cursor_is_caught_when_its_store_does_not_sync_names(tmp_path):
-    """ext4 would keep them with the next sync of a file; the layer takes them back."""
-    process = Path(__file__).with_name("process_with_shim.py")
-    command, started = [sys.executable, "-P", str(process), "cuts"], {**environment(compiled(tmp_path)), **PATHS}
-    ended = subprocess.run(command, env=started, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
-    assert found["none"]["broken"] == []
-    for name in ("never_sync_directory", "never_sync_above"):
-        # A store that has lost a name has lost receipts, or cannot be opened.
-        assert {Promise.I2, Promise.I5} & {each["promise"] for each in found[name]["broken"]}, name
-
-
-@pytest.mark.root
 @pytest.mark.slow
 def test_a_worker_with_the_shim_cuts_the_power_under_subjects_by_name(monkeypatch):
     with closing(power_cuts(3, subject="naive")) as outcomes:
@@ -125,123 +102,26 @@ def test_a_worker_with_the_shim_cuts_the_power_under_subjects_by_name(monkeypatc
         next(power_cuts(3, subject="naive"))
 
 
-class Log:
-    """A line for each ack, synced by persist; says that it is durable when the sync has failed, too."""
-
-    persists_in_background = False
+class Synced(NaiveSubject):
+    """Syncs all that it saves; says that it is durable when that has failed, too."""
 
     def start(self, directory, ledgers):
-        self.log = (directory / "log").open("a+")
-        self.log.seek(0)
-        lines = [line.split() for line in self.log if line.endswith("end\n")]
-        self.acked = [EntryRun(*map(int, line[:3])) for line in lines if len(line) == 4]
-        self.ledgers, self.waiting, self.said = ledgers, [], []
-        self.sync()
-        descriptor = os.open(directory, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        super().start(directory, ledgers)
+        self._save()
 
-    def apply(self, operation):
-        if operation.kind is OperationKind.PERSIST:
-            self.sync()
-            self.said, self.waiting = self.waiting, []
-            return
-        self.waiting.append(operation.number)
-        ledger_id, end = operation.ledger_id, operation.entry_id + 1
-        runs = [EntryRun(ledger_id, end - 1, end)]
-        if operation.kind is OperationKind.MARK_DELETE:
-            lower = [
-                EntryRun(lower_id, 0, count)
-                for lower_id, count in self.ledgers.items()
-                if lower_id < ledger_id and count
-            ]
-            runs = [*lower, EntryRun(ledger_id, 0, end)]
-        for run in runs:
-            self.log.write("{} {} {} end\n".format(*run))
-        self.acked += runs
-
-    def sync(self):
+    def _save(self):
         with suppress(OSError):
-            self.log.flush()
-            os.fsync(self.log.fileno())
-
-    def receipts(self):
-        said, self.said = self.said, []
-        return said
-
-    def recover(self, directory, ledgers):
-        self.start(directory, ledgers)
-        return self.report()
-
-    def report(self):
-        return Report(self.acked)
-
-
-class HugeGauge(Log):
-    """Keeps all its promises, and counts far too many entries."""
-
-    redelivery_if_crashed = 10**9
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_a_gauge_that_is_far_too_high_is_caught():
-    layer = power_cuts_of(lambda: SubjectProcess.fork(HugeGauge), mount_options=["noauto_da_alloc"], size=SMALL)
-    with closing(layer(1)) as outcomes:
-        outcome = next(each for each in islice(outcomes, 5) if each.broken)
-    assert Promise.I3 in {each.promise for each in outcome.broken}
-    assert outcome.gauge_mismatch > 0
-
-
-def log_cuts():
-    return power_cuts_of(lambda: SubjectProcess.fork(Log), mount_options=["noauto_da_alloc"], size=SMALL)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps({ledger_id: sorted(acked) for ledger_id, acked in self._acked.items()}))
+            sqlite_database.sync_path(temporary)
+            temporary.rename(self._path)
+            sqlite_database.sync_path(self._path.parent)
+        self._saved, self._unsaved = self._saved + self._unsaved, []
 
 
 @pytest.mark.root
 @pytest.mark.slow
 def test_what_is_said_on_a_dead_disk_does_not_count():
-    outcomes = runs_of_cuts(log_cuts(), 20)
+    layer = power_cuts_of(lambda: SubjectProcess.fork(Synced), mount_options=["noauto_da_alloc"], size=SMALL)
+    outcomes = runs_of_cuts(layer, 20)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
-
-
-@pytest.mark.soak
-@pytest.mark.root
-@pytest.mark.slow
-def test_counted_it_would_be_unjust(monkeypatch):
-    """The planted bug: read its answers after the cut, and it is blamed for the losses of the dead disk."""
-
-    def cut_then_read(self, process):
-        self._disk.cut_power()
-        time.sleep(0.05)
-        said, _ = process.last_words()
-        self._disk.power_on()
-        return said
-
-    monkeypatch.setattr(PowerCut, "__call__", cut_then_read)
-    with closing(log_cuts()(1)) as outcomes:
-        assert any(outcome.lost_durable for outcome in islice(outcomes, 40))
-
-
-@pytest.mark.root
-def test_a_subject_that_cannot_begin_is_an_error_and_no_broken_promise():
-    with pytest.raises(SubjectError, match="no room here"):
-        runs(power_cuts_of(subject_launch("sh -c 'echo no room here >&2'")), 1)
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_nothing_is_left_behind(tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    (outcome,) = runs(power_cuts_of(subject_launch("ours"), size=SMALL), 1)
-    assert not outcome.broken
-    assert "ackstate-disk" not in Path("/proc/self/mounts").read_text()
-    assert list(temporary.iterdir()) == []
-
-
-def test_it_says_why_it_cannot_run_here(monkeypatch):
-    monkeypatch.setattr(loop_disk, "_leave_mounts", lambda: None)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LayerSkippedError, match="power cuts need root"):
-        runs(power_cuts_of(subject_launch("ours")), 1)

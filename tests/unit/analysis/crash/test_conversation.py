@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.crash.conversation import (
     Accepted,
+    AnswersDue,
     ConversationFailure,
     Durable,
+    OutOfTurnError,
     Ready,
     Recover,
     ReportRequest,
@@ -116,3 +118,31 @@ def test_anything_else_raises_our_own_error_and_no_other(fields):
         except SubjectError:
             continue
         assert read(write(found)) == found
+
+
+PERSIST = Operation(1, OperationKind.PERSIST)
+
+
+@pytest.mark.parametrize(
+    ("requests", "answers"),
+    [
+        ((), (Ready(),)),
+        ((), (Report([]),)),
+        ((ReportRequest(),), (Report([]), Report([]))),
+        ((StartRequest("/d", {}), PERSIST), (Accepted(1),)),
+        ((StartRequest("/d", {}), PERSIST), (Ready(), Ready())),
+        ((PERSIST,), (Accepted(1), Accepted(1))),
+        ((PERSIST,), (Durable((1,)), Durable((1,)))),
+        ((PERSIST,), (Durable((1, 1)),)),
+        ((PERSIST,), (Accepted(0),)),
+    ],
+)
+def test_an_answer_that_is_not_due_is_refused(requests, answers):
+    turns = AnswersDue()
+    for request in requests:
+        turns.note_request(request)
+    for answer in answers[:-1]:
+        turns.note_answer(answer)
+    for _ in range(2):
+        with pytest.raises(OutOfTurnError):
+            turns.note_answer(answers[-1])
