@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import time
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
-from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError
-from crash.paused import pause
-from crash.zookeeper_server import ZooKeeperServer, java_program
+from crash.zookeeper_server import JavaServer, ZooKeeperServer
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
@@ -121,23 +115,20 @@ class BookKeeperCluster:
             for bookie in bookies:
                 bookie.launch()
             for bookie in bookies:
-                bookie.wait_until(partial(_is_registered, client, bookie.name, before))
+                bookie.wait_until(lambda name=bookie.name: _is_registered(client, name, before))
+                bookie.wait_until(bookie.is_reachable)
 
     def _new_bookie(self):
         self._bookie_count += 1
         return Bookie(self._directory / f"bookie-{self._bookie_count}", self.hosts)
 
 
-class Bookie:
+class Bookie(JavaServer):
     """One bookie on its own port and disk."""
 
     def __init__(self, directory, zookeeper_hosts):
-        self.directory = directory
         directory.mkdir()
-        self.process = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        super().__init__(directory)
         settings = {
             **_BOOKIE_SETTINGS,
             "metadataServiceUri": f"zk+hierarchical://{zookeeper_hosts}{LEDGERS_ROOT}",
@@ -146,49 +137,21 @@ class Bookie:
             "journalDirectories": directory / "journal",
             "ledgerDirectories": directory / "ledgers",
         }
-        (directory / "bookie.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self.configure("bookie.conf", settings)
 
     @property
     def name(self):
-        return f"127.0.0.1:{self.port}"
+        """Its name in the cluster."""
+        return self.hosts
 
-    def launch(self):
-        """Start it without waiting."""
-        assert self.process is None
-        command = [
-            java_program(),
-            *("-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m", "-XX:TieredStopAtLevel=1"),
-            *("-XX:+UseSerialGC", "-Dlog4j2.level=WARN", "-Dlog4j2.StatusLogger.level=OFF"),
+    def arguments(self):
+        return (
+            *("-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m"),
+            *("-Dlog4j2.level=WARN", "-Dlog4j2.StatusLogger.level=OFF"),
             *("org.apache.bookkeeper.server.Main", "--conf", str(self.directory / "bookie.conf")),
-        ]
-        with (self.directory / "bookie.log").open("ab") as log:
-            self.process = subprocess.Popen(dying.command_of(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        )
 
-    def wait_until(self, is_registered):
-        """Wait until it is registered and accepts connections."""
-        assert self.process is not None
-        deadline_s = time.monotonic() + _STARTS_WITHIN_S
-        while not (self._answers() and is_registered()):
-            if self.process.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError((self.directory / "bookie.log").read_text())
-            time.sleep(0.02)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(timeout=30)
-            self.process = None
-
-    def pause(self):
-        """Stop the process; it keeps its connections and answers nothing."""
-        assert self.process is not None
-        pause(self.process)
-
-    def resume(self):
-        if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)
-
-    def _answers(self):
+    def is_reachable(self):
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
