@@ -26,21 +26,13 @@ _TEXT_MAX = 300
 
 
 class ScheduleFailure(NamedTuple):
-    """A schedule that breaks a promise.
+    """A schedule that breaks a promise."""
 
-    Attributes:
-        settings: The settings of the broker.
-        numbers: Its events.
-        error: The broken promise, and the details.
-        story: The events in words.
-        is_at_end: Whether it was found after all events, when everything was to be acked.
-    """
-
-    settings: Settings
-    numbers: tuple[int, ...]
-    error: PromiseBrokenError
-    story: tuple[str, ...]
-    is_at_end: bool
+    settings: Settings  # The settings of the broker
+    numbers: tuple[int, ...]  # Its events
+    error: PromiseBrokenError  # The broken promise, and the details
+    story: tuple[str, ...]  # The events in words
+    is_at_end: bool  # Whether it was found after all events, when everything was to be acked
 
 
 def failure_of(simulation, numbers, *, ends=True):

@@ -26,24 +26,16 @@ class StepKind(Enum):
 
 
 class Step(NamedTuple):
-    """One step; any step may be removed without making the others invalid.
+    """One step; any step may be removed without making the others invalid."""
 
-    Attributes:
-        kind: The kind of the step.
-        cursor: The number of the cursor, from 0.
-        position: ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: the target.
-        amount: ACK: the number of entries from there on, every `stride`-th; 0 is one. ACK_BATCH: the messages, one bit
-            each. MARK_DELETE: a property that it has, 0 for none. PROPERTIES: the value. KILL: the number of calls.
-        stride: See `amount`.
-        setting: REOPEN: the setting of the reopened cursor; None for no change.
-    """
-
-    kind: StepKind
-    cursor: int = 0
-    position: Position = Position(-1, -1)
+    kind: StepKind  # The kind of the step
+    cursor: int = 0  # The number of the cursor, from 0
+    position: Position = Position(-1, -1)  # ACK, ACK_BATCH, MARK_DELETE: the entry. RESET: the target
+    # ACK: the number of entries from there on, every `stride`-th; 0 is one. ACK_BATCH: the messages, one bit each.
+    # MARK_DELETE: a property that it has, 0 for none. PROPERTIES: the value. KILL: the number of calls
     amount: int = 0
-    stride: int = 1
-    setting: Enum | None = None
+    stride: int = 1  # See `amount`
+    setting: Enum | None = None  # REOPEN: the setting of the reopened cursor; None for no change
 
     def __str__(self):
         return f"cursor {self.cursor}: {self._text()}"

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from multiprocessing import get_context
 
@@ -42,13 +42,7 @@ class CellFate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CellBudget:
-    """When a layer may give up.
-
-    Attributes:
-        seconds: After this time; a run that has begun is finished.
-        cycles_max: At most this many crashes.
-        first_seed: Where it begins.
-    """
+    """When a layer may give up; a run that has begun is finished."""
 
     seconds: float
     cycles_max: int = 10_000_000
@@ -57,39 +51,26 @@ class CellBudget:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The result of a layer for a bug.
-
-    Attributes:
-        fate: See `Outcome`.
-        cycles: Crashes that were judged, those of the last run included.
-        runs: Seeds that were run.
-        seconds: How long it took.
-        promise: The first that was seen broken, or why the layer did not run to the end.
-        found: The outcome that was found instead.
-        story: The steps that lead there.
-    """
+    """The result of a layer for a bug."""
 
     fate: CellFate
-    cycles: int = 0
-    runs: int = 0
+    cycles: int = 0  # Crashes that were judged, those of the last run included
+    runs: int = 0  # Seeds that were run
     seconds: float = 0.0
-    promise: str = ""
-    found: str = ""
-    story: tuple[str, ...] = ()
+    promise: str = ""  # The first that was seen broken, or why the layer did not run to the end
+    found: str = ""  # The outcome that was found instead
+    story: tuple[str, ...] = ()  # The steps that lead there; for a person who watches, and not stored
 
     def plain(self):
-        """Return it as JSON has it; the story is for a person who watches."""
-        return {
-            "fate": self.fate.value,
-            "cycles": self.cycles,
-            "runs": self.runs,
-            "seconds": round(self.seconds, 1),
-            "promise": self.promise,
-            "found": _DIRECTORY.sub("", self.found)[:200],
-        }
+        """Return it as JSON has it."""
+        found = _DIRECTORY.sub("", self.found)[:200]
+        plain = asdict(self) | {"fate": self.fate.value, "seconds": round(self.seconds, 1), "found": found}
+        del plain["story"]
+        return plain
 
     @classmethod
     def of(cls, plain):
+        """Return a cell from JSON."""
         return cls(**{**plain, "fate": CellFate(plain["fate"]), "story": tuple(plain.get("story", ()))})
 
 

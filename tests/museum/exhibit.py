@@ -22,20 +22,14 @@ class Replacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A bug of the museum.
+    """A bug of the museum."""
 
-    Attributes:
-        name: ``M1`` to ``M16``; with ``-sqlite`` if the mistake is made in `SqliteStore`, as others made it in theirs.
-        title: The mistake.
-        happened: Where it was really made, with the public issue.
-        planted: How our code makes it while `plant` is entered, and how far that differs from the real one.
-        replacements: Returns the replacements; called again each time, so that no exhibit depends on another.
-    """
-
+    # ``M1`` to ``M16``; with ``-sqlite`` if the mistake is made in `SqliteStore`, as others made it in theirs
     name: str
-    title: str
-    happened: str
-    planted: str
+    title: str  # The mistake
+    happened: str  # Where it was really made, with the public issue
+    planted: str  # How our code makes it while `plant` is entered, and how far that differs from the real one
+    # Returns the replacements; called again each time, so that no exhibit depends on another
     replacements: Callable[[], tuple[Replacement, ...]]
 
     def plant(self):

@@ -50,17 +50,11 @@ _STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The workload of one run.
+    """The workload of one run."""
 
-    Attributes:
-        subscriptions: Each has a cursor; all share a store.
-        config: Configuration of the cursors.
-        steps: In order.
-    """
-
-    subscriptions: tuple[str, ...]
-    config: CursorConfig
-    steps: tuple[Step, ...]
+    subscriptions: tuple[str, ...]  # Each has a cursor; all share a store
+    config: CursorConfig  # Configuration of the cursors
+    steps: tuple[Step, ...]  # In order
 
     def on(self, storage):
         return Execution(self, storage)

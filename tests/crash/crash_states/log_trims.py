@@ -58,15 +58,10 @@ _WEIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class LogWorkload:
-    """The workload of one run.
+    """The workload of one run."""
 
-    Attributes:
-        entries_per_ledger_max: As for `MessageLog.open`.
-        steps: In order.
-    """
-
-    entries_per_ledger_max: int
-    steps: tuple[LogStep, ...]
+    entries_per_ledger_max: int  # As for `MessageLog.open`
+    steps: tuple[LogStep, ...]  # In order
 
     def on(self, storage):
         return _Execution(self, storage)
@@ -88,23 +83,15 @@ def draw_log_workload(random):
 
 @dataclass(frozen=True, slots=True)
 class _KnownEntries:
-    """The promises at one moment.
+    """The promises at one moment."""
 
-    Attributes:
-        confirmed: The messages whose publish returned, by position. Each holds its number.
-        attempted: How many messages publishes have started to store; they are numbered from 0.
-        first_ledger_id: The first ledger that no trim has started to delete.
-        trimmed_to: The first ledger that the last trim which returned has left.
-        acked_up_to: The mark-delete position that a persist has made durable; None for none.
-        acks_begun: The highest one that a persist may have made durable.
-    """
-
+    # The messages whose publish returned, by position. Each holds its number
     confirmed: dict[Position, int] = field(default_factory=dict)
-    attempted: int = 0
-    first_ledger_id: int = 0
-    trimmed_to: int = 0
-    acked_up_to: Position | None = None
-    acks_begun: Position | None = None
+    attempted: int = 0  # How many messages publishes have started to store; they are numbered from 0
+    first_ledger_id: int = 0  # The first ledger that no trim has started to delete
+    trimmed_to: int = 0  # The first ledger that the last trim which returned has left
+    acked_up_to: Position | None = None  # The mark-delete position that a persist has made durable; None for none
+    acks_begun: Position | None = None  # The highest one that a persist may have made durable
 
 
 class _Recovered(NamedTuple):

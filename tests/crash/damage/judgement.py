@@ -137,17 +137,11 @@ def _bit_count(files):
 
 
 class GoodStore(NamedTuple):
-    """A store before any damage.
+    """A store before any damage."""
 
-    Attributes:
-        files: All of its files.
-        story: The steps that created it.
-        truth: The state of its cursor when it is opened.
-    """
-
-    files: Files
-    story: Story
-    truth: State
+    files: Files  # All of its files
+    story: Story  # The steps that created it
+    truth: State  # The state of its cursor when it is opened
 
     def broken(self):
         """Yield the promises that it breaks before any damage."""
@@ -161,27 +155,20 @@ def good_store(seed, medium, story=None, *, persist_count=None):
     story = Story() if story is None else story
     is_closed = chance.random() < 0.5
 
-    def _work(store):
-        write_story(store, chance, story, persist_count=persist_count)
-
-    files = medium.write(_work, is_closed=is_closed, seed=seed)
+    files = medium.write(
+        lambda store: write_story(store, chance, story, persist_count=persist_count), is_closed=is_closed
+    )
     with closing(medium.open(files)) as store:
         truth = open_story(store)[1].state
     return GoodStore(files, story, truth)
 
 
 class DamageJudgement(NamedTuple):
-    """The result of checking one damaged copy.
+    """The result of checking one damaged copy."""
 
-    Attributes:
-        counts: Its outcome, and the number of repairs tried.
-        broken: The broken promises.
-        found: Those of them that concern its state.
-    """
-
-    counts: Mapping[str, int]
-    broken: tuple[BrokenPromise, ...] = ()
-    found: Sequence[Broken] = ()
+    counts: Mapping[str, int]  # Its outcome, and the number of repairs tried
+    broken: tuple[BrokenPromise, ...] = ()  # The broken promises
+    found: Sequence[Broken] = ()  # Those of them that concern its state
 
 
 def judge(medium, good, damaged):

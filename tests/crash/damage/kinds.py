@@ -27,37 +27,22 @@ class Reach(IntEnum):
 
 
 class Damage(NamedTuple):
-    """A damaged copy of a store.
+    """A damaged copy of a store."""
 
-    Attributes:
-        text: A description of the damage and the file.
-        files: All files of the copy, by name.
-        reach: The units that may be lost undetected.
-        is_flip: Whether it is a single bit.
-    """
-
-    text: str
-    files: dict[str, bytes]
-    reach: Reach
-    is_flip: bool = False
+    text: str  # A description of the damage and the file
+    files: dict[str, bytes]  # All files of the copy, by name
+    reach: Reach  # The units that may be lost undetected
+    is_flip: bool = False  # Whether it is a single bit
 
 
 class LogFile(NamedTuple):
-    """A file of a store, and its units.
+    """A file of a store, and its units."""
 
-    Attributes:
-        name: Its name.
-        borders: The starts of its units, and the end of the last one, in bytes.
-        cut_size_min: A cut that leaves at least this many bytes may be undetectable; None if none may.
-        hides_last: Whether a changed byte in its last unit may look as if a crash had left it.
-        straddles: Whether the field with a unit's end may span two sectors.
-    """
-
-    name: str
-    borders: Sequence[int]
-    cut_size_min: int | None
-    hides_last: bool
-    straddles: bool = False
+    name: str  # Its name
+    borders: Sequence[int]  # The starts of its units, and the end of the last one, in bytes
+    cut_size_min: int | None  # A cut that leaves at least this many bytes may be undetectable; None if none may
+    hides_last: bool  # Whether a changed byte in its last unit may look as if a crash had left it
+    straddles: bool = False  # Whether the field with a unit's end may span two sectors
 
     @property
     def reach_of_change(self):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from typing import Protocol
 
 from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite import SqliteStore
@@ -20,52 +19,20 @@ _SECTOR_BYTES = 512
 _PAGE_BYTES = 4096
 
 
-class Medium(Protocol):
-    """A kind of store, and its files as bytes."""
-
-    @property
-    def name(self): ...
-
-    @property
-    def flips_max(self):
-        """Number of bits flipped in a file per run, so that a run takes about a second."""
-        ...
-
-    def write(self, work, *, is_closed, seed):
-        """Return the files of a store after some work, which was then closed or killed.
-
-        Another seed gives another store, and no file of one belongs to the other.
-        """
-        ...
-
-    def open(self, files):
-        """Open a store with these files; close stores opened before."""
-        ...
-
-    def reopen(self):
-        """Open the last opened store again, after it was closed, in its present state."""
-        ...
-
-    @property
-    def loses_newest_first(self):
-        """Whether a cut removes the newest writes; else records and entries are lost individually."""
-        ...
-
-    def damages(self, files, foreign, chance): ...
-
-
 class SqliteMedium:
-    """`SqliteStore` in a directory that is created again for each copy."""
+    """`SqliteStore` in a directory that is created again for each copy; `RecordMedium` has the same methods."""
 
     name = "SqliteStore"
+    # Whether a cut removes the newest writes; else records and entries are lost individually.
     loses_newest_first = True
-    flips_max = 60
+    flips_max = 60  # of a file in a run, so that a run takes about a second
 
     def __init__(self, directory):
         self._directory = directory
         self._opened = None
 
-    def write(self, work, *, is_closed, seed):
+    def write(self, work, *, is_closed):
+        """Return the files of a store after some work, which was then closed or killed."""
         directory = self._empty_directory()
         with closing(SqliteStore(directory)) as store:
             work(store)
@@ -73,12 +40,14 @@ class SqliteMedium:
         return _files_in(directory) if is_closed else files
 
     def open(self, files):
+        """Open a store with these files; close the one opened before."""
         directory = self._empty_directory()
         for name, data in files.items():
             (directory / name).write_bytes(data)
         return self.reopen()
 
     def reopen(self):
+        """Open the last opened store again, after it was closed, in its present state."""
         self._opened = SqliteStore(self._directory / "store")
         return self._opened
 

@@ -29,7 +29,7 @@ class RecordMedium:
     def __init__(self):
         self._disk = MemoryDisk()
 
-    def write(self, work, *, is_closed, seed):
+    def write(self, work, **_):
         store = MemoryStore()
         work(store)
         value = store.metadata.get(_PATH)

@@ -22,32 +22,21 @@ _WEIGHTS = {StepKind.ACK: 3, StepKind.ACK_BATCH: 1, StepKind.MARK_DELETE: 1, Ste
 
 
 class OpenedCursor(NamedTuple):
-    """A cursor that was opened.
+    """A cursor that was opened."""
 
-    Attributes:
-        state: Its state.
-        is_reported: Whether its recovery report mentions a loss.
-    """
-
-    state: State
-    is_reported: bool
+    state: State  # Its state
+    is_reported: bool  # Whether its recovery report mentions a loss
 
 
 @dataclass(slots=True)
 class Story:
-    """The steps of a good store, and its state after each of them.
+    """The steps of a good store, and its state after each of them."""
 
-    Attributes:
-        oracle: Has all requested acks.
-        states: The durable state after each step that changed it; the first is that of a cursor that was never created.
-        steps: The steps in words.
-        counts: The actual events, by name.
-    """
-
-    oracle: Oracle = field(default_factory=lambda: Oracle(NEVER_OPENED, knows_states=True))
+    oracle: Oracle = field(default_factory=lambda: Oracle(NEVER_OPENED, knows_states=True))  # Has all requested acks
+    # The durable state after each step that changed it; the first is that of a cursor that was never created
     states: list[State] = field(default_factory=lambda: [NEVER_OPENED])
-    steps: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    steps: list[str] = field(default_factory=list)  # The steps in words
+    counts: Counter[str] = field(default_factory=Counter)  # The actual events, by name
 
     def expected(self, state):
         return Oracle(state, knows_states=True).expected._replace(requested=self.oracle.expected.requested)

@@ -452,15 +452,10 @@ class _Owner:
 
 
 class ModelEvent(NamedTuple):
-    """An event of a schedule.
+    """An event of a schedule."""
 
-    Attributes:
-        weight: Relative frequency.
-        happen: Applies the event to a subscription of a simulation.
-    """
-
-    weight: float
-    happen: Callable[..., Any]
+    weight: float  # Relative frequency
+    happen: Callable[..., Any]  # Applies the event to a subscription of a simulation
 
 
 EVENTS = {

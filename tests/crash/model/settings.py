@@ -36,59 +36,34 @@ class Tracker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One broker, its load and its faults; the defaults are the plainest.
+    """One broker, its load and its faults; the defaults are the plainest."""
 
-    Attributes:
-        limits: Initial limits of every gate.
-        config: Initial configuration of every cursor.
-        starts_high: Whether the log starts shortly before entry 16,384, the first id of three bytes.
-        first_ledger_id: First ledger id of the log; 128 and 16,384 are the first ids of one byte more.
-        entries_per_ledger_max: Most entries in a ledger of the log.
-        kind: The subscription type.
-        subscription_count: 1 or 2.
-        consumer_count: Consumers of each subscription, 1 to 4.
-        promotes_young: See `SubscriptionOptions`.
-        has_dead_letters: Whether messages go to the dead letters after they were given back three times.
-        batch_share: Share of entries that are batches; 0 to 1.
-        delay_share: Share of messages that are delayed; 0 to 1.
-        tracker: The tracker of delayed messages.
-        due_log_bytes_max: For a shared index, the most bytes of due messages that it keeps for a lagging view.
-        race_count_max: Most writes of the previous owner while a cursor is opened.
-        lag_events: The second subscription is idle for this many events at a time; 0 for never.
-        broker_max: The limit on unacked messages shared by all subscriptions; 0 for none.
-        fault_share: Share of events with a fault of the store; 0 to 1.
-        fault_kinds: The kinds of these faults.
-        burst_share: Share of faults that affect several writes in a row; 0 to 1.
-        write_weight: Relative frequency of writes, where 1 is the usual.
-        crash_weight: Weight of crashes, where all other events together have about 120.
-        reconfigures: Whether a broker may restart with other settings of its cursors.
-        count_max: Most messages of one event.
-    """
-
+    # Initial limits of every gate
     limits: GateLimits = field(default_factory=lambda: GateLimits(max_unpersisted_ack_record_bytes=1_024))
-    config: CursorConfig = field(default_factory=CursorConfig)
-    starts_high: bool = False
-    first_ledger_id: int = 1
-    entries_per_ledger_max: int = 1_000
-    kind: SubscriptionType = SubscriptionType.SHARED
-    subscription_count: int = 1
-    consumer_count: int = 2
-    promotes_young: bool = True
-    has_dead_letters: bool = False
-    batch_share: float = 0
-    delay_share: float = 0
-    tracker: Tracker = Tracker.VIEW
+    config: CursorConfig = field(default_factory=CursorConfig)  # Initial configuration of every cursor
+    starts_high: bool = False  # Whether the log starts shortly before entry 16,384, the first id of three bytes
+    first_ledger_id: int = 1  # First ledger id of the log; 128 and 16,384 are the first ids of one byte more
+    entries_per_ledger_max: int = 1_000  # Most entries in a ledger of the log
+    kind: SubscriptionType = SubscriptionType.SHARED  # The subscription type
+    subscription_count: int = 1  # 1 or 2
+    consumer_count: int = 2  # Consumers of each subscription, 1 to 4
+    promotes_young: bool = True  # See `SubscriptionOptions`
+    has_dead_letters: bool = False  # Whether messages go to the dead letters after they were given back three times
+    batch_share: float = 0  # Share of entries that are batches; 0 to 1
+    delay_share: float = 0  # Share of messages that are delayed; 0 to 1
+    tracker: Tracker = Tracker.VIEW  # The tracker of delayed messages
+    # For a shared index, the most bytes of due messages that it keeps for a lagging view
     due_log_bytes_max: int = 1 << 20
-    lag_events: int = 0
-    race_count_max: int = 0
-    broker_max: int = 0
-    fault_share: float = 0
-    fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
-    burst_share: float = 0.3
-    write_weight: float = 1
-    crash_weight: float = 0
-    reconfigures: bool = False
-    count_max: int = 1_000
+    lag_events: int = 0  # The second subscription is idle for this many events at a time; 0 for never
+    race_count_max: int = 0  # Most writes of the previous owner while a cursor is opened
+    broker_max: int = 0  # The limit on unacked messages shared by all subscriptions; 0 for none
+    fault_share: float = 0  # Share of events with a fault of the store; 0 to 1
+    fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)  # The kinds of these faults
+    burst_share: float = 0.3  # Share of faults that affect several writes in a row; 0 to 1
+    write_weight: float = 1  # Relative frequency of writes, where 1 is the usual
+    crash_weight: float = 0  # Weight of crashes, where all other events together have about 120
+    reconfigures: bool = False  # Whether a broker may restart with other settings of its cursors
+    count_max: int = 1_000  # Most messages of one event
 
     def text(self):
         return ", ".join(_differences(self, Settings())) or "nothing"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,23 +32,14 @@ _LAST = Position(max(LEDGERS), LEDGERS[max(LEDGERS)] - 1)
 
 
 class SyscallFault(NamedTuple):
-    """A fault of a call.
+    """A fault of a call."""
 
-    Attributes:
-        name: The fault in words.
-        action: The action of the fault.
-        error: Errno of a call that fails.
-        lasts: Number of consecutive calls that fail.
-        dies_later: The program is killed before the call this many calls later; 0 for never.
-        is_power_cut: Whether everything unsynced is lost at the end.
-    """
-
-    name: str
-    action: Action
-    error: int = 0
-    lasts: int = 1
-    dies_later: int = 0
-    is_power_cut: bool = True
+    name: str  # The fault in words
+    action: Action  # The action of the fault
+    error: int = 0  # Errno of a call that fails
+    lasts: int = 1  # Number of consecutive calls that fail
+    dies_later: int = 0  # The program is killed before the call this many calls later; 0 for never
+    is_power_cut: bool = True  # Whether everything unsynced is lost at the end
 
     @property
     def kills(self):
@@ -60,36 +52,22 @@ class SyscallFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The environment of a program.
+    """The environment of a program."""
 
-    Attributes:
-        shim: The shim of this process.
-        directory: Does not exist between two attempts.
-        fault: The fault of one call.
-    """
-
-    shim: FaultShim
-    directory: Path
-    fault: SyscallFault
+    shim: FaultShim  # The shim of this process
+    directory: Path  # Does not exist between two attempts
+    fault: SyscallFault  # The fault of one call
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The result of running a program.
+    """The result of running a program."""
 
-    Attributes:
-        calls: Number of counted system calls.
-        met: The faulted call; None if the program did not reach it.
-        log: The reports of the program, and broken promises.
-        files_left: Files that the store has at the end.
-        bytes_left: Their size.
-    """
-
-    calls: int
-    met: SystemCall | None
-    log: ProgramLog
-    files_left: int
-    bytes_left: int
+    calls: int  # Number of counted system calls
+    met: SystemCall | None  # The faulted call; None if the program did not reach it
+    log: ProgramLog  # The reports of the program, and broken promises
+    files_left: int  # Files that the store has at the end
+    bytes_left: int  # Their size
 
 
 def attempt(stage, played, at):
@@ -102,15 +80,15 @@ def attempt(stage, played, at):
     perform = _forked if stage.fault.kills else _in_place
     said, status = perform(play, stage, stage.fault.of(at))
     calls, met = shim.call_count, shim.met
-    for line in said.splitlines(keepends=True):
-        log.record(line)
+    for each in said:
+        log.record(*each)
     _check_end(log, status, may_be_killed=met is not None and stage.fault.kills)
     if stage.fault.is_power_cut:
         lost = shim.lose_unsynced(directory, shrinks=at % 2 == 0)
         log.history.append(f"the power is cut: {lost} names and writes that no good sync covered are lost")
     if at % _RECOVERY_KILLED_EVERY == 0:
         killed_at = 1 + at // _RECOVERY_KILLED_EVERY % _RECOVERY_CALLS
-        _forked(lambda _say: _recover(stage, played.cursor_count), stage, CallFault(killed_at, Action.KILL_BEFORE))
+        _forked(lambda *_: _recover(stage, played.cursor_count), stage, CallFault(killed_at, Action.KILL_BEFORE))
     _check_recovery(log, stage, played.cursor_count)
     files = [path for path in directory.rglob("*") if path.is_file()]
     return Attempt(
@@ -123,18 +101,18 @@ def attempt(stage, played, at):
 
 
 def _in_place(play, stage, fault):
-    """Run in this process, in half the time of a fork, if no fault kills; return the output, and 0."""
-    lines = []
+    """Run in this process, in half the time of a fork, if no fault kills; return what is said, and 0."""
+    said = []
     stage.shim.arm(stage.directory, fault)
     try:
-        play(lines.append)
+        play(lambda *each: said.append(each))
     finally:
         stage.shim.disarm()
-    return b"".join(lines), 0
+    return said, 0
 
 
 def _forked(play, stage, fault):
-    """Run in a forked child with a fault; return its output and its wait status."""
+    """Run in a forked child with a fault; return what is said and its wait status."""
     parent_pid, (reader, writer) = os.getpid(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -144,14 +122,17 @@ def _forked(play, stage, fault):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_PROGRAM_S_MAX)
             stage.shim.arm(stage.directory, fault)
-            play(lambda line: _write_whole(writer, line))
+            play(lambda *each: _write_whole(writer, pickle.dumps(each)))
         finally:
             # The parent's buffers and resources must not be flushed or cleaned up twice.
             os._exit(0)
     os.close(writer)
     try:
         with open(reader, "rb") as pipe:  # noqa: PTH123 - a descriptor
-            said = pipe.read()
+            said = []
+            with suppress(EOFError, pickle.UnpicklingError):  # It may be killed while it says something.
+                while True:
+                    said.append(pickle.load(pipe))
     finally:
         _, status = os.waitpid(pid, 0)
     return said, status

@@ -1,21 +1,18 @@
-"""A program that uses cursors on a store, continues after errors as a real one would, and reports its observations.
+"""A program that uses cursors on a store, continues after errors as a real one would, and says what it observes.
 
-It reports lines of JSON; those about a cursor have its number as ``"cursor"``::
+It says a tuple for each observation, those about a cursor with its number::
 
-    {"opened": STATE, "setting": "native"}       it was opened with this state
-    {"note": "durable", "takes": [ACKED], "options": {}}   a method of its oracle, with arguments
-    {"doing": "..."}                             a step begins
-    {"counted": "group_persists"}                a counted event occurred
-    {"failed": "..."}                            a call raised one of our errors; it will be tried again
-    {"broken": "...", "found": "..."}            a broken promise that only the program detects; it ends
-    {"done": true}                               the script is over, and all is closed
-
-STATE and ACKED are results of `crash.system_calls.program.encoded`.
+    "opened", number, state, setting           it was opened with this state
+    "note", number, name, arguments, options   a method of its oracle, with arguments
+    "doing", text                              a step begins
+    "counted", name                            a counted event occurred
+    "failed", text                             a call raised one of our errors; it will be tried again
+    "broken", promise, found                   a broken promise that only the program detects; it ends
+    "done",                                    the script is over, and all is closed
 """
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
 import traceback
@@ -23,21 +20,20 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
-from ackstate.analysis.crash.oracle import AckedSet, Broken, Oracle, Promise, State
+from ackstate.analysis.crash.oracle import Broken, Oracle, Promise
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from crash.observed_cursor import (
     NEVER_OPENED,
-    NUMBERING,
     SUBSCRIPTIONS,
     ObservedCursor,
     open_cursor,
     persist_together,
     state_of,
 )
+from crash.promises import PromiseBrokenError
 from crash.steps import Step, StepKind, steps
 
 
@@ -58,33 +54,30 @@ class ProgramLog:
         self.is_done = False
         self._oracles = [Oracle(NEVER_OPENED, knows_states=True) for _ in range(cursor_count)]
 
-    def record(self, line):
-        said = json.loads(line)
+    def record(self, *said):
         match said:
-            case {"cursor": number, "note": name, "takes": arguments, "options": options}:
-                arguments = [_decoded(each) for each in arguments]
+            case "note", number, name, arguments, options:
                 if name in _TOLD:
                     self.history.append(f"  cursor {number}: {_TOLD[name]} {arguments[0]}")
                 getattr(self._oracles[number], name)(*arguments, **options)
-            case {"cursor": number, "opened": opened, "setting": setting}:
-                state = _decoded(opened)
+            case "opened", number, state, setting:
                 self.history.append(f"cursor {number}: open, {setting}: {state}")
                 self.judge(number, state)
                 self._oracles[number] = Oracle(state._replace(is_new=False), knows_states=True)
-            case {"doing": text}:
+            case "doing", text:
                 self.history.append(text)
-            case {"failed": text}:
+            case "failed", text:
                 self.history.append(f"  raised {text}")
-            case {"counted": name}:
+            case "counted", name:
                 self.counts[name] += 1
-            case {"broken": promise, "found": found}:
+            case "broken", promise, found:
                 self.is_done = True
-                self.breaks(Promise(promise), found)
-            case {"done": True}:
+                self.breaks(promise, found)
+            case ("done",):
                 self.is_done = True
                 self.history.append("close")
             case _:
-                raise AssertionError(f"a program must not report {said}")
+                raise AssertionError(f"a program must not say {said}")
 
     def judge(self, number, found):
         """Check the recovered state of a cursor against its reports."""
@@ -99,36 +92,13 @@ _TOLD = {"writing": "write", "durable": "durable:", "naming": "set the propertie
 
 
 class SaidAccount:
-    """Replaces an oracle in a program, and reports the calls of its methods as lines: the name and the arguments."""
+    """Replaces the oracle of a cursor in a program, and says the calls of its methods: the name and the arguments."""
 
-    def __init__(self, say):
-        self._say = say
+    def __init__(self, say, number):
+        self._say, self._number = say, number
 
     def __getattr__(self, name):
-        def note(*arguments, **options):
-            self._say(note=name, takes=[encoded(each) for each in arguments], options=options)
-
-        return note
-
-
-def encoded(argument):
-    match argument:
-        case AckedSet():
-            return {"bits": argument.bits, "elsewhere": sorted(argument.elsewhere)}
-        case State():
-            return {"state": [encoded(each) for each in argument]}
-    return argument
-
-
-def _decoded(plain):
-    match plain:
-        case {"bits": bits, "elsewhere": elsewhere}:
-            return AckedSet(NUMBERING, bits, frozenset(map(tuple, elsewhere)))
-        case {"state": fields}:
-            return State(*map(_decoded, fields))
-        case list():
-            return tuple(map(_decoded, plain))
-    return plain
+        return lambda *arguments, **options: self._say("note", self._number, name, arguments, options)
 
 
 STEP_MS = 1_000
@@ -160,19 +130,12 @@ _CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The script of a program.
+    """The script of a program."""
 
-    Attributes:
-        steps: The steps in order.
-        setting: The initial configuration of the cursors.
-        cursor_count: Number of cursors.
-        endures: Whether it retries with its open objects before it reopens everything.
-    """
-
-    steps: tuple[Step, ...]
-    setting: Setting = Setting.NATIVE
-    cursor_count: int = 1
-    endures: bool = False
+    steps: tuple[Step, ...]  # The steps in order
+    setting: Setting = Setting.NATIVE  # The initial configuration of the cursors
+    cursor_count: int = 1  # Number of cursors
+    endures: bool = False  # Whether it retries with its open objects before it reopens everything
 
 
 _WEIGHTS = {
@@ -223,13 +186,13 @@ class FaultedProgram:
                 self._now_ms += STEP_MS
                 self._until_done(lambda step=step: self._do(step))  # it is called at once
             self._until_done(self._close)
-            self._line(done=True)
-        except _BrokenError as error:
-            self._line(broken=error.promise, found=error.found)
+            self._say("done")
+        except PromiseBrokenError as error:
+            self._say("broken", error.promise, error.found)
         except Exception as error:  # Any other error is a finding.
             line = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {error} ({line.name} in {line.filename.rpartition('/')[2]})"
-            self._line(broken=Promise.ERRORS, found=found)
+            self._say("broken", Promise.ERRORS, found)
 
     def _until_done(self, act):
         """Execute a step; after an error continue as a real program would, and retry."""
@@ -241,10 +204,10 @@ class FaultedProgram:
                 return
             except AckStateError as error:
                 if isinstance(error, CorruptStateError | UnsupportedVersionError) and not _is_failed_read(error):
-                    raise _BrokenError(Promise.I10, f"{type(error).__name__}: {error}") from error
-                self._line(failed=f"{type(error).__name__}: {error}")
+                    raise PromiseBrokenError(Promise.I10, f"{type(error).__name__}: {error}") from error
+                self._say("failed", f"{type(error).__name__}: {error}")
                 self._after_failure()
-        raise _BrokenError(Promise.I5, f"it failed {_ATTEMPTS_MAX} times in a row")
+        raise PromiseBrokenError(Promise.I5, f"it failed {_ATTEMPTS_MAX} times in a row")
 
     def _after_failure(self):
         self._failures_in_a_row += 1
@@ -261,9 +224,8 @@ class FaultedProgram:
         for number in range(self._script.cursor_count):
             config = self._setting.config
             cursor = open_cursor(self._store, SUBSCRIPTIONS[number], config=config, now_ms=self._now_ms)
-            say = partial(self._line, cursor=number)
-            say(opened=encoded(state_of(cursor)), setting=self._setting.value)
-            opened.append(ObservedCursor(cursor, config, SaidAccount(say), self._count))
+            self._say("opened", number, state_of(cursor), self._setting.value)
+            opened.append(ObservedCursor(cursor, config, SaidAccount(self._say, number), self._count))
         self._opened = opened
         if self._failures_in_a_row:
             self._count("reopenings_after_a_fault")
@@ -281,7 +243,7 @@ class FaultedProgram:
         self._drop()
 
     def _do(self, step):
-        self._line(doing=str(step))
+        self._say("doing", str(step))
         match step.kind:
             case StepKind.REOPEN:
                 self._close()
@@ -292,10 +254,7 @@ class FaultedProgram:
                 self._opened[step.cursor].do(step, now_ms=self._now_ms)
 
     def _count(self, name):
-        self._line(counted=name)
-
-    def _line(self, **fields):
-        self._say(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        self._say("counted", name)
 
 
 def _is_failed_read(error):
@@ -304,11 +263,3 @@ def _is_failed_read(error):
     while cause is not None and not isinstance(cause, sqlite3.Error):
         cause = cause.__cause__
     return cause is not None
-
-
-class _BrokenError(Exception):
-    """A broken promise detected by the program; never leaves this module."""
-
-    def __init__(self, promise, found):
-        super().__init__(promise)
-        self.promise, self.found = promise, found
