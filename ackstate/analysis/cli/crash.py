@@ -136,8 +136,8 @@ def crash(
     test your own cursor.
 
     Exit status: 0 every promise held; 1 a promise was broken; 2 the command
-    failed, or nothing was tested: no run was completed, no layer can run
-    here, or the subject gave too few receipts. If only some of the layers
+    failed, or nothing was tested: no layer can run here, or the subject gave
+    too few receipts. If only some of the layers
     cannot run here, they are skipped, with the reason.
     """
     names = _chosen(layer)
@@ -233,7 +233,7 @@ class _Campaign:
             run_layer(layer, kept[name], self.budget, seen=seen, watch=watch)
         except BaseException:
             # A layer that could not start has nothing to report.
-            if not (seen.has_failed or seen.counts or seen.runs):
+            if not seen.runs:
                 del self.found[name], self.seen[name]
             raise
         finally:

@@ -1,8 +1,7 @@
 """A campaign runs a layer until its budget is over, and adds up the results.
 
 Totals may be stored in a file. A campaign that finds such a file continues with the seed after the last and adds to
-it, so hours of runs survive interruptions, and the evidence is one file. An interrupted run is repeated from
-its beginning: its pieces are not counted twice, and a promise that it broke stays recorded.
+it, so hours of runs survive interruptions, and the evidence is one file. An interrupted run is repeated.
 """
 
 from __future__ import annotations
@@ -53,38 +52,26 @@ class CampaignError(AckStateError):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The time and number of runs after which a campaign ends. A run in pieces can end between two of them."""
+    """The time and number of runs after which a campaign ends; a run that has begun is finished."""
 
     seconds: float  # The campaign ends after this time; above 0
     run_count_max: int | None = None  # The campaign ends after this many runs, at least 1; None for any number
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
-            raise ValueError(f"seconds must be above 0 and finite, got {self.seconds}")
-        if self.run_count_max is not None and self.run_count_max < 1:
-            raise ValueError(f"run_count_max must be at least 1, got {self.run_count_max}")
 
 
 @dataclass(slots=True)
 class Seen:
     """Counts of one campaign in one layer; these, not the totals, decide its exit status."""
 
-    runs: int = 0  # Seeds that were run to their end
-    # Whether a promise was broken, be it in a run that an earlier campaign began and did not end.
-    has_failed: bool = False
+    runs: int = 0  # Seeds that were run
+    has_failed: bool = False  # Whether a promise was broken
     counts: Counter[str] = field(default_factory=Counter)  # As `RunOutcome`, summed by name
     skipped: str = ""  # The reason why the layer could not run; empty if it could
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
         """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested."""
-        if self.has_failed:
-            return ""
-        if not self.runs:
-            return "" if self.skipped else "nothing was tested: no run was completed, give a longer --budget"
         # The other layers have no subject.
-        return self._without_receipts(receipts_min) if "accepted_persists" in self.counts else ""
-
-    def _without_receipts(self, receipts_min: float) -> str:
+        if self.has_failed or "accepted_persists" not in self.counts:
+            return ""
         if not self.counts["accepted_persists"]:
             return "nothing was tested: the subject never accepted a persist"
         if not self.counts["durable_receipts"]:
@@ -102,45 +89,30 @@ class Seen:
 class Totals:
     """The runs and results of a layer, over any number of campaigns."""
 
-    next_seed: int  # The first that was not run to its end: one that was interrupted is run again, from its beginning
-    runs: int = 0  # How many seeds were run to their end
+    next_seed: int  # The first that was not run
+    runs: int = 0  # How many seeds were run
     cycles: int = 0  # Crashes that were survived and judged
     lost_durable: int = 0  # As `RunOutcome`, summed; as are the next two
     invented: int = 0
     gauge_mismatch: int = 0
     failed_runs: int = 0  # Seeds that saw any promise broken
-    last_failed_seed: int = -1  # The last of these; -1 without any
     seconds: float = 0.0  # How long they took
     counts: dict[str, int] = field(default_factory=dict)  # As `RunOutcome`, summed by name
     # At most `FAILURES_MAX` broken promises: ``seed``, ``promise``, ``found`` and ``story`` of the run with the
     # shortest story, ``count`` of the runs that broke it equally, and the ``last_seed`` of these.
     failures: list[dict[str, Any]] = field(default_factory=list)
     skipped: str = ""  # The reason why the layer could not run at the last attempt; empty if it could
-    unfinished_pieces: int = 0  # How many outcomes of `next_seed` are in the sums already
 
-    @property
-    def has_failed_unfinished(self) -> bool:
-        """Whether the run that comes next was begun before, and broke a promise."""
-        return self.last_failed_seed == self.next_seed
-
-    def add(self, outcome: RunOutcome, *, is_counted: bool = False) -> None:
-        """Add an outcome of a run."""
-        if not is_counted:
-            self.unfinished_pieces += 1
-            self.cycles += outcome.cycles
-            self.lost_durable += outcome.lost_durable
-            self.invented += outcome.invented
-            self.gauge_mismatch += outcome.gauge_mismatch
-            self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
-        if not is_clean(outcome) and outcome.seed != self.last_failed_seed:
-            self.failed_runs += 1
-            self.last_failed_seed = outcome.seed
+    def add(self, outcome: RunOutcome) -> None:
+        """Add the outcome of a run."""
+        self.next_seed = outcome.seed + 1
+        self.runs += 1
+        for name in ("cycles", "lost_durable", "invented", "gauge_mismatch"):
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
+        self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
+        self.failed_runs += not is_clean(outcome)
         for broken in _told(outcome):
             self._note(outcome.seed, broken)
-        if outcome.is_last:
-            self.next_seed = outcome.seed + 1
-            self.runs += 1
-            self.unfinished_pieces = 0
 
     def _note(self, seed: int, broken: BrokenPromise) -> None:
         """Count a failure with its equals, or store it if it is new and there is room."""
@@ -176,15 +148,13 @@ def run_layer(
 ) -> Seen:
     """Execute runs of a layer until the budget is over, and add them up."""
     seen = Seen() if seen is None else seen
-    seen.has_failed = totals.has_failed_unfinished
-    begun, earlier, counted = time.monotonic(), totals.seconds, totals.unfinished_pieces
+    begun, earlier = time.monotonic(), totals.seconds
     try:
         with closing(layer(totals.next_seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
             totals.skipped = ""
             for outcome in outcomes:
-                totals.add(outcome, is_counted=counted > 0)
-                counted = 0 if outcome.is_last else max(counted - 1, 0)
-                seen.runs += outcome.is_last
+                totals.add(outcome)
+                seen.runs += 1
                 seen.has_failed = seen.has_failed or not is_clean(outcome)
                 seen.counts.update(outcome.counts)
                 lasted = time.monotonic() - begun
@@ -247,11 +217,11 @@ def _totals(plain: dict[str, Any]) -> Totals:
                 is_valid = isinstance(value, dict) and all(map(_is_count, value.values()))
             case "failures":
                 is_valid = isinstance(value, list) and all(map(_is_failure, value))
-            case name:
-                is_valid = _is_count(value) or (name, value) == ("last_failed_seed", -1)
+            case _:
+                is_valid = _is_count(value)
         if not is_valid:
             raise TypeError(f"{each.name} is {value!r}")
-    return Totals(**plain)
+    return Totals(**{each.name: plain[each.name] for each in fields(Totals)})
 
 
 def _is_count(value: object) -> bool:

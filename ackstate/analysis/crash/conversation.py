@@ -31,6 +31,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+from ackstate.analysis import wording
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.errors import AckStateError
 from ackstate.position import LEDGER_ID_MAX
@@ -237,7 +238,7 @@ def quoted(line: bytes) -> str:
 
 def printable(text: str) -> str:
     """Return text of a subject as one printable line, escaped and truncated."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:_TOLD_MAX])
+    shown = wording.printable(text[:_TOLD_MAX])
     return shown if len(text) <= _TOLD_MAX else f"{shown}... ({len(text)} characters)"
 
 

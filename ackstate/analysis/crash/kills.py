@@ -47,16 +47,15 @@ def kills(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
 
 def kills_of(
     *launches: Launch,
-    directory: Path | None = None,
     size: RunSize = _SIZE,
     patience_s: float = PATIENCE_S,
     shrink_tries: int = _SHRINK_TRIES,
 ) -> ProcessLayer:
-    """Return L3; subjects work below a directory, by default in memory, because SIGKILL needs no disk."""
+    """Return L3; subjects work in memory, because SIGKILL needs no disk."""
     return ProcessLayer(
         name="run",
         launches=launches,
-        stage=_stage("kills", lambda _: Sigkill(), directory),
+        stage=_stage("kills", lambda _: Sigkill()),
         size=size,
         shares=(1, 2, 4, 8),  # Short processes give many kills, long ones a large state.
         timing=CrashTiming(patience_s=patience_s),
@@ -75,7 +74,7 @@ def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: 
     return ProcessLayer(
         name="run",
         launches=[make_launch(tracer)],
-        stage=_stage("call-kills", lambda chance: CallKill(tracer, chance), None),
+        stage=_stage("call-kills", lambda chance: CallKill(tracer, chance)),
         size=_CALLS_SIZE,
         shares=(1,),
         timing=CrashTiming(early_s=None),
@@ -84,11 +83,11 @@ def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: 
 
 
 def _stage(
-    purpose: str, make_crash: Callable[[Random], Crash], parent: Path | None
+    purpose: str, make_crash: Callable[[Random], Crash]
 ) -> Callable[[Random], AbstractContextManager[tuple[Path, Crash]]]:
     @contextmanager
     def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
-        with scratch_directory(purpose, parent) as directory:
+        with scratch_directory(purpose) as directory:
             yield directory, make_crash(chance)
 
     return stage

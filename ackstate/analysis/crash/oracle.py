@@ -73,7 +73,6 @@ class RunOutcome:
     broken: tuple[BrokenPromise, ...] = ()  # Every promise seen broken, these three among them; empty for a clean run
     # Further counts by name, summed over runs: ``{"distinct_states": 40}``.
     counts: Mapping[str, int] = field(default_factory=dict)
-    is_last: bool = True  # Whether the run of this seed is complete; a long run is reported in pieces, to keep a budget
 
 
 _LISTED_MAX = 8

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layer import LayerSkippedError, ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.loop_disk import LoopDisk, items_of, with_private_mounts, work_apart
-from ackstate.analysis.crash.process import PATIENCE_S, subject_launch
+from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.runs import CrashTiming
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
@@ -74,24 +74,14 @@ def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcom
 
 
 def power_cuts_of(
-    launch: Launch,
-    *,
-    mount_options: Sequence[str] = MOUNT_OPTIONS,
-    size: RunSize = _SIZE,
-    patience_s: float = PATIENCE_S,
+    launch: Launch, *, mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE
 ) -> Callable[[int], Iterator[RunOutcome]]:
     """Return the layer; each run has one of the options of ext4, by seed."""
-    layer = _layer(launch, mount_options=mount_options, size=size, patience_s=patience_s)
+    layer = _layer(launch, mount_options, size)
     return lambda first_seed: with_private_mounts(partial(_runs, layer, first_seed))
 
 
-def _layer(
-    launch: Launch,
-    *,
-    mount_options: Sequence[str] = MOUNT_OPTIONS,
-    size: RunSize = _SIZE,
-    patience_s: float = PATIENCE_S,
-) -> ProcessLayer:
+def _layer(launch: Launch, mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE) -> ProcessLayer:
     @contextmanager
     def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
         with LoopDisk(chance.choice(mount_options)) as disk:
@@ -101,7 +91,7 @@ def _layer(
             sync_path(disk.directory)
             yield directory, PowerCut(disk, chance)
 
-    timing = CrashTiming(early_s=_EARLY_S, patience_s=patience_s)
+    timing = CrashTiming(early_s=_EARLY_S)
     return ProcessLayer(
         name="power cuts", launches=[launch], stage=stage, size=size, timing=timing, shrink_seconds=15.0
     )

@@ -29,7 +29,7 @@ from ackstate.analysis.crash.dying import die_with, how_ended
 from ackstate.analysis.crash.serve import SUBJECTS, end_with_traceback, is_class_name, serve, subject_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.analysis.crash.call_tracer import CallTracer
     from ackstate.analysis.crash.conversation import Answer, Request
@@ -90,13 +90,7 @@ class SubjectProcess:
         return cls._begin(child, tracer)
 
     @classmethod
-    def spawn(
-        cls,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        tracer: CallTracer | None = None,
-    ) -> SubjectProcess:
+    def spawn(cls, command: Sequence[str], *, tracer: CallTracer | None = None) -> SubjectProcess:
         """Run any program that speaks `ackstate.analysis.crash.conversation` on standard input and output."""
 
         def child(requests: int, answers: int) -> None:
@@ -104,7 +98,7 @@ class SubjectProcess:
             os.dup2(requests, 0)
             os.dup2(answers, 1)
             try:
-                os.execvpe(command[0], list(command), os.environ if environment is None else environment)  # noqa: S606
+                os.execvp(command[0], list(command))  # noqa: S606
             except OSError as error:
                 os.write(2, f"{command[0]}: {error.strerror}\n".encode(errors="backslashreplace"))
                 os._exit(127)

@@ -65,15 +65,12 @@ class HangError(Exception):
 
 
 def damage(first_seed):
-    """Yield runs, each of many damaged copies of one store: an `SqliteStore`, and records in turn."""
+    """Yield runs, each of many damaged copies of one store: small `SqliteStore`s, larger ones, and records in turn."""
     with scratch_directory("damage") as directory, quiet("ackstate"):
-        sqlite = SqliteMedium(directory)
-        media = (sqlite, RecordMedium())
+        sqlite, records = SqliteMedium(directory), RecordMedium()
         for seed in count(first_seed):
-            turn, which = divmod(seed, len(media))
-            if media[which] is sqlite:
-                yield bits_in_turn(seed, sqlite, turn)
-            yield run(seed, media[which])
+            turn, which = divmod(seed, 3)
+            yield run(seed, (sqlite, records)[which - 1]) if which else bits_in_turn(seed, sqlite, turn)
 
 
 def bits_in_turn(seed, medium, turn):
@@ -90,12 +87,12 @@ def bits_in_turn(seed, medium, turn):
             log = medium.logs(good.files)[-1]
             pieces += [(good, log, begin) for begin in range(0, 8 * len(good.files[log.name]), _PIECE)]
     except Exception as error:  # before any damage
-        return replace(_not_made(seed, error, (medium.name, *story.steps)), is_last=False)
+        return _not_made(seed, error, (medium.name, *story.steps))
     good, log, begin = pieces[turn % len(pieces)]
     piece = range(8 * len(good.files[log.name]))[begin : begin + _PIECE]
     judged = _judged(seed, medium, good, flipped(good.files, log.name, piece, log.reach_of_change))
     counts = Counter(judged.counts) + Counter(bits_in_turn=len(piece))
-    return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts, is_last=False)
+    return replace(judged, broken=(*good.broken(), *judged.broken)[:_BROKEN_MAX], counts=counts)
 
 
 def run(seed, medium):

@@ -16,7 +16,7 @@ import gc
 import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count
 
 from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory, shortest
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome, counts, gravest, with_story
@@ -45,7 +45,6 @@ SYSCALL_FAULTS = (
     SyscallFault("fails with EIO 4 times, loses power 14 calls later", Action.FAIL, errno.EIO, lasts=4, dies_later=14),
 )
 """The faults of programs, in turn."""
-_CYCLES_AT_ONCE = 12
 _PURPOSE = "calls"
 _SHRINK_TRIES = 100
 _SHRINK_S = 5.0
@@ -59,16 +58,13 @@ def system_calls(first_seed):
 
 
 def faulted_runs(first_seed, shim, *, faults=SYSCALL_FAULTS):
-    """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills.
-
-    A run has several outcomes, of some cycles each; all have its seed, which replays them all.
-    """
+    """Yield the runs of the seeds from `first_seed` on, in this process, or in its children if a fault kills."""
     # Garbage collection in a child would copy every shared page.
     gc.freeze()
     with scratch_directory(_PURPOSE) as directory, quiet("ackstate"):
         for seed in count(first_seed):
             fault = faults[seed % len(faults)]
-            yield from _Run(seed, Stage(shim, directory / "run", fault)).outcomes()
+            yield _Run(seed, Stage(shim, directory / "run", fault)).outcome()
 
 
 class _Run:
@@ -77,34 +73,21 @@ class _Run:
     def __init__(self, seed, stage):
         self._seed, self._stage, self._script = seed, stage, script(seed)
 
-    def outcomes(self):
+    def outcome(self):
+        """Run the program undisturbed, and then for each n until it does not meet its fault, or breaks a promise."""
         undisturbed = self._try(self._script, NEVER)
         broken = self._told(undisturbed, NEVER)
-        faulted = iter(()) if broken else self._faulted(undisturbed)
-        counts, is_over = undisturbed.log.counts + Counter(calls=undisturbed.calls), False
-        tally = Counter()
+        counts, tally = undisturbed.log.counts + Counter(calls=undisturbed.calls), Counter()
         _add(tally, undisturbed)
-        while not is_over:
-            some = list(islice(faulted, _CYCLES_AT_ONCE))
-            for tried, found in some:
-                _add(tally, tried)
-                counts += tried.log.counts
-                broken = found
-            is_over = bool(broken) or len(some) < _CYCLES_AT_ONCE
-            counts["completed_programs"] = int(is_over and not broken)
-            yield RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts), is_last=is_over)
-            counts, tally = Counter(), Counter(cycles=0)
-
-    def _faulted(self, undisturbed):
-        """Yield the attempt of each n that faults a call, with its broken promises; stop after the first failure."""
         for at in count(1):
-            tried = self._try(self._script, at)
-            if tried.met is None:
-                return
+            tried = None if broken else self._try(self._script, at)
+            if tried is None or tried.met is None:
+                break
+            _add(tally, tried)
+            counts += tried.log.counts
             broken = self._told(tried, at) or self._leftovers(tried, undisturbed, at)
-            yield tried, broken
-            if broken:
-                return
+        counts["completed_programs"] = int(not broken)
+        return RunOutcome(self._seed, **tally, broken=broken, counts=dict(counts))
 
     def _told(self, tried, at):
         """Return the broken promises, with the story of the shortest script that breaks the same at the same call."""

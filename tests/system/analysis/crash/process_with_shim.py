@@ -313,8 +313,6 @@ def clean():
     cycles = [outcome["cycles"] for outcome in outcomes]
     expect(sum(cycles), counts["calls"] + counts["completed_programs"])
     assert sum(cycles) > 100, cycles
-    assert max(cycles) <= 13, cycles
-    expect(sum(outcome["is_last"] for outcome in outcomes), counts["completed_programs"])
 
 
 def cuts_of(count):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-import time
 from dataclasses import replace
 
 import pytest
@@ -48,12 +47,6 @@ class FakeLayer:
 def skipping(first_seed):
     raise LayerSkippedError("L4 needs root")
     yield
-
-
-def test_a_budget_has_time_and_at_least_one_run():
-    for seconds, run_count_max in ((0, None), (-1, None), (float("nan"), None), (float("inf"), None), (1, 0)):
-        with pytest.raises(ValueError, match="must be"):
-            Budget(seconds, run_count_max)
 
 
 def test_runs_are_added_up_seed_by_seed_at_least_one_of_them():
@@ -106,48 +99,6 @@ def test_equal_failures_are_one_with_a_count_and_the_shortest_story(found):
     (failure,) = totals.failures
     assert (failure["count"], failure["last_seed"], failure["seed"], len(failure["story"])) == (30, 29, 29, 11)
     assert (failure["found"], totals.failed_runs) == (found(29), 30)
-
-
-def in_pieces(first_seed):
-    """Three outcomes a seed, of which the third of seed 4 is broken, and every one of seed 7."""
-    for seed in itertools.count(first_seed):
-        for piece in range(3):
-            broken = (LOST,) if seed == 7 or (seed, piece) == (4, 2) else ()
-            yield RunOutcome(seed, 10, lost_durable=len(broken), broken=broken, is_last=piece == 2)
-
-
-def slowly(first_seed):
-    """The same, each piece in more than a millisecond."""
-    for outcome in in_pieces(first_seed):
-        time.sleep(0.002)
-        yield outcome
-
-
-def test_a_run_that_is_cut_short_is_repeated_by_the_next_campaign_and_counted_once():
-    totals = Totals(4)
-    run_layer(in_pieces, totals, Budget(3_600, run_count_max=1))
-    assert (totals.runs, totals.cycles, totals.next_seed, totals.failed_runs) == (1, 30, 5, 1)
-    totals = Totals(5)
-    for _ in range(3):
-        assert run_layer(in_pieces, totals, NO_TIME).runs == 0
-        assert (totals.runs, totals.cycles, totals.next_seed) == (0, 10, 5)
-    assert run_layer(in_pieces, totals, Budget(3_600, run_count_max=2)).runs == 2
-    assert (totals.runs, totals.cycles, totals.next_seed) == (2, 60, 7)
-
-
-def test_a_failure_of_a_run_that_was_cut_short_is_not_forgotten(tmp_path):
-    """Neither by the campaigns that repeat the run, nor by one that is cut short before it fails again."""
-    totals = Totals(7)
-    for _ in range(3):
-        assert run_layer(in_pieces, totals, NO_TIME).has_failed
-        write_totals(tmp_path / "t", {"L2": totals})
-        totals = read_totals(tmp_path / "t")["L2"]
-    assert (totals.failed_runs, totals.lost_durable, totals.failures[0]["count"]) == (1, 1, 1)
-    clean = RunOutcome(7, 10, is_last=False)
-    assert run_layer(lambda _: (each for each in [clean]), totals, NO_TIME).has_failed
-    assert run_layer(in_pieces, totals, Budget(3_600, run_count_max=1)).has_failed
-    assert (totals.failed_runs, totals.lost_durable, totals.next_seed) == (1, 3, 8)
-    assert not run_layer(in_pieces, totals, Budget(3_600, run_count_max=1)).has_failed
 
 
 def test_totals_come_back_from_their_file_and_values_of_another_type_are_refused(tmp_path):
@@ -231,17 +182,6 @@ def test_a_layer_that_was_skipped_says_why_and_alone_is_no_test(layers, capsys):
     assert (status, err) == (2, "ackstate: nothing was tested: no layer that was chosen can run here\n")
     assert "L4 was skipped: L4 needs root" in out
     assert crash(capsys, "--layer", "L3..L4", "--runs", "1").status == 0
-
-
-def test_a_campaign_that_completes_no_run_has_tested_nothing(layers, capsys, tmp_path):
-    """Not even one of a totals file in which earlier campaigns have completed some."""
-    layers(slowly)
-    options = ("--layer", "L3", "--totals", str(tmp_path / "t"))
-    for earlier in range(2):
-        status, out, _ = crash(capsys, *options, "--budget", "1ms")
-        assert (status, read_totals(tmp_path / "t")["L3"].runs) == (2, earlier)
-        assert "L3: nothing was tested: no run was completed, give a longer --budget" in out
-        assert crash(capsys, *options, "--runs", "1").status == 0
 
 
 def test_a_failure_is_stored_at_once(layers, capsys, tmp_path):
