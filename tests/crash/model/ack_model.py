@@ -18,13 +18,8 @@ class AckModel:
         acked: Entries that count as acked, though a crash may lose them.
         durable: The acked entries that are certainly on the disk, unless the disk has one of the resets.
         resets: Resets whose outcome is unknown: the disk may have any of them instead.
-        unacked_of_batch: For each partly acked batch, its unacked messages.
-        last_unacked_of_batch: For each batch that was acked in parts, the messages of its last ack.
-        durable_unacked_of_batch: The durable state of partly acked batches.
+        unacked_of_batch: For each partly acked batch, its unacked messages; the next two, of its last ack and durable.
         in_flight: The consumer of each message in flight, in the order of sending.
-        not_before: When messages that were given back with a delay may be sent again.
-        properties: Those of the cursor and of its mark-delete position.
-        sent_count: How often each was sent since the subscription was opened.
         counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
     """
 

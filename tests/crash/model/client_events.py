@@ -135,41 +135,42 @@ def ack_lowest(simulation, side):
 
 
 def ack(simulation, side, number):
-    was_covered = checks.is_covered(side, number)
-    try:
-        receipt = side.subscription.ack(simulation.log.positions[number], now_ms=simulation.now_ms)
-    except AckRefusedError:
-        checks.check_refusal(side, [number], were_covered=was_covered)
-    else:
-        simulation.note("ack", [number])
-        side.took(receipt, [number])
+    position = simulation.log.positions[number]
+    _ack(simulation, side, [number], lambda now_ms: side.subscription.ack(position, now_ms=now_ms))
 
 
 def ack_at_once(simulation, side, numbers):
-    were_covered = all(checks.is_covered(side, number) for number in numbers)
+    """Ack entries, at least one, by one call."""
     positions = [simulation.log.positions[number] for number in numbers]
-    try:
-        receipt = side.subscription.ack_many(positions, now_ms=simulation.now_ms)
-    except AckRefusedError:
-        checks.check_refusal(side, numbers, were_covered=were_covered)
-    else:
-        simulation.note("ack together", numbers)
-        side.took(receipt, numbers)
+    _ack(simulation, side, numbers, lambda now_ms: side.subscription.ack_many(positions, now_ms=now_ms), "ack together")
 
 
 def ack_part(simulation, side, number):
-    model = side.model
-    known = model.unacked_of_batch.get(number) or set(range(simulation.log.message_count(number)))
+    known = side.model.unacked_of_batch.get(number) or set(range(simulation.log.message_count(number)))
     left = known - set(simulation.random.sample(sorted(known), simulation.random.randint(1, len(known))))
-    was_covered = checks.is_covered(side, number)
-    position = simulation.log.positions[number]
+    position, words = simulation.log.positions[number], words_of(left)
+    _ack(
+        simulation,
+        side,
+        [number],
+        lambda now_ms: side.subscription.ack_batch(position, words, now_ms=now_ms),
+        f"ack all but {len(left)} messages of",
+        took=lambda receipt: side.took_part(receipt, number, left),
+    )
+
+
+def _ack(simulation, side, numbers, call, what="ack", *, took=None):
+    were_covered = all(checks.is_covered(side, number) for number in numbers)
     try:
-        receipt = side.subscription.ack_batch(position, words_of(left), now_ms=simulation.now_ms)
+        receipt = call(simulation.now_ms)
     except AckRefusedError:
-        checks.check_refusal(side, [number], were_covered=was_covered)
+        checks.check_refusal(side, numbers, were_covered=were_covered)
+        return
+    simulation.note(what, numbers)
+    if took is None:
+        side.took(receipt, numbers)
     else:
-        simulation.note(f"ack all but {len(left)} messages of", [number])
-        side.took_part(receipt, number, left)
+        took(receipt)
 
 
 def ack_late(simulation, side):

@@ -38,22 +38,14 @@ class SimulatedSubscription(CursorListener):
     """One subscription of a simulation.
 
     Attributes:
-        model: The expected state.
-        config: Configuration of its cursor.
-        limits: Limits of its gate.
         is_certain: Whether the state of the disk is known exactly: no write has failed since the last successful one.
         is_writing: Whether other threads check it while it writes.
         has_failed: Whether a write of the current persist has failed.
-        failed_ms: When the last persist failed.
         persisted_ms: When the last persist that wrote ended, or the cursor was opened.
-        epoch: The epoch at the last open or reset.
-        rival: The previous owner, while the cursor is being opened.
-        earlier: The previous owner, which acts occasionally.
+        rival: The previous owner, while the cursor is being opened; later it is `earlier`, which acts occasionally.
         left_ledgers_clean: Whether no ledger of another owner may remain after the cursor was opened.
-        waiters: The waiters for the gate.
         allowed: The allowed usage of each limit, which may exceed a lowered limit.
         excluded: The acks excluded by the last persist; None if unknown.
-        start: Where the cursor begins if it is new.
     """
 
     def __init__(self, simulation, name):

@@ -53,18 +53,8 @@ _BUCKETS = DelayConfig(
 class BrokerSimulation:
     """One broker, from one seed; `run` executes its events, or the caller executes events by name.
 
-    Attributes:
-        now_ms: The current time.
-        random: The source of randomness of the current event.
-        event_number: Number of the current event, during `run`.
-        log_store: The store of the message log.
-        crash_count: Crashes so far, and recoveries that a fault ended.
-        fault_count: Scripted faults of the store so far.
-        step_count: Events so far.
-        counts: Counts of further actions, by name.
-        at_work: The subscription of the current event.
-        meanwhile: The work of other threads while a persist writes.
-        meanwhile_share: Probability of that work at each write: 0 to 1.
+    `crash_count` also counts recoveries that a fault ended. `meanwhile` is the work of other threads while a persist
+    writes, done at each write with the probability `meanwhile_share`.
     """
 
     def __init__(self, seed, settings=None):

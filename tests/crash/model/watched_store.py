@@ -9,15 +9,10 @@ from crash.model.settings import Encoded
 
 
 class WatchedStore:
-    """Calls a schedule before and after each write, and records attempted writes.
+    """Calls a schedule before and after each write, and records attempted writes, until the broker is left as dead.
 
     Cursors that are persisted together share a store, but faults are scripted for each cursor. So this is one store for
     all of them, and every call goes to the session of the cursor that owns the ledger or record.
-
-    Attributes:
-        ledgers: As in any store.
-        metadata: As in any store.
-        is_left: Whether the broker is considered dead: its further writes are not watched.
     """
 
     def __init__(self, disk):
@@ -110,14 +105,9 @@ class _WatchedLedgers:
         self._store.take_over(side)
         return session.ledgers.fence(ledger_id)
 
-    def read(self, ledger_id, first, end):
-        return self._store.of_ledger(ledger_id)[1].ledgers.read(ledger_id, first, end)
-
-    def last(self, ledger_id):
-        return self._store.of_ledger(ledger_id)[1].ledgers.last(ledger_id)
-
-    def delete(self, ledger_id):
-        self._store.of_ledger(ledger_id)[1].ledgers.delete(ledger_id)
+    def __getattr__(self, name):
+        """Return `read`, `last` or `delete` of a ledger."""
+        return lambda ledger_id, *args: getattr(self._store.of_ledger(ledger_id)[1].ledgers, name)(ledger_id, *args)
 
     def owned_by(self, owner):
         return self._store.of_path(owner)[1].ledgers.owned_by(owner)

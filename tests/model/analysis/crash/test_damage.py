@@ -8,8 +8,6 @@ import pytest
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.formats import Repair
 from ackstate.cursor.journal import Journal
-from ackstate.cursor.recovery import decode_record
-from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError
 from crash.damage import judgement as layer
@@ -133,19 +131,6 @@ def stumbles_over(reopen, magic, *, bit):
         return reopen(self)
 
     return stumbles
-
-
-def records(form, *, entries_min=3):
-    """A good store whose cursor has a ledger with some entries, begun with a mark-delete, and the names of these."""
-    medium = RecordMedium()
-    for seed in range(200):
-        good = good_store(seed, medium)
-        record = decode_record(good.files["record"]).record
-        names = [name for name in good.files if name.startswith(f"ledger {record.cursor_ledger_id}, ")]
-        has_acks = record.mark_delete > Position(1, -1)
-        if good.story.steps[0].startswith(form) and len(names) >= entries_min and has_acks:
-            return medium, good, names
-    pytest.fail("no seed makes such a store")
 
 
 def test_a_good_store_that_cannot_be_written_is_told_with_its_seed_and_story(monkeypatch):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sqlite3
 import sys
 import tempfile
 from collections import Counter
@@ -32,6 +31,7 @@ from crash.system_calls import layer as system_calls
 from crash.system_calls.layer import SYSCALL_FAULTS, SyscallFault, faulted_runs
 from crash.system_calls.program import Script
 from forked import in_child
+from museum.exhibits import EXHIBITS
 
 SHIM = loaded()
 NEVER = CallFault(1 << 40, Action.FAIL)
@@ -190,42 +190,15 @@ def calls():
             check(directory)
 
 
-def swallow_failed_sync():
-    """a commit whose sync fails is taken for one that succeeded; SQLite has undone it."""
-    undo = SqliteConnection._undo
-
-    def undo_or_trust(connection, calls, error, *, is_committing):
-        if not is_committing or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_IOERR:
-            return undo(connection, calls, error, is_committing=is_committing)
-        for call in calls:
-            call.is_withdrawn = True
-        return True
-
-    SqliteConnection._undo = undo_or_trust
-
-
-def never_sync_directory():
-    """the names in a store's directory are never synced; SQLite syncs some of them itself."""
-    sync = sqlite_database.sync_path
-    sqlite_database.sync_path = lambda path: None if path.is_dir() else sync(path)
-
-
-def never_sync_above():
-    """the name of a new directory is not synced."""
-    sqlite_database.sync_names_above = lambda _directory: None
+def exhibit(name):
+    """Return what plants an exhibit of the museum for good."""
+    (found,) = [each for each in EXHIBITS if each.name == name]
+    return lambda: found.plant().__enter__()
 
 
 def raise_what_comes():
     """a full disk is told in words that are not ours."""
     SqliteConnection._in_our_words = lambda _connection, error: RuntimeError(f"panic: {error}")
-
-
-def never_sync():
-    """SQLite is told not to sync."""
-    off = tuple(
-        "synchronous = OFF" if pragma == "synchronous = FULL" else pragma for pragma in sqlite_database._PRAGMAS
-    )
-    sqlite_database._PRAGMAS = off
 
 
 def pass_a_group_by():
@@ -259,9 +232,9 @@ GROUP = Script(
 )
 # The bug, the fault, the program if not that of the seed, the promise, and a part of the story.
 PLANTED = (
-    (swallow_failed_sync, GATE, None, Promise.I10, "fails with EIO"),
-    (never_sync, POWER, None, Promise.I10, "the power is cut"),
-    (never_sync_above, POWER, None, Promise.I10, "the power is cut"),
+    (exhibit("M11-sqlite"), GATE, None, Promise.I10, "fails with EIO"),
+    (exhibit("M1-sqlite"), POWER, None, Promise.I10, "the power is cut"),
+    (exhibit("M2-sqlite"), POWER, None, Promise.I10, "the power is cut"),
     (raise_what_comes, ENOSPC, None, Promise.ERRORS, "fails with ENOSPC: call"),
     (pass_a_group_by, GATE, GROUP, Promise.I2, "of store/ackstate.sqlite3"),
 )
@@ -328,10 +301,9 @@ def cuts_of(count):
 def cuts():
     """A power cut costs a store that does not sync names; ext4 would keep them with the next sync of a file."""
     expect(first_caught(lambda: None, lambda: cuts_of(3))["broken"], [])
-    for plant in (never_sync_directory, never_sync_above):
-        broken = first_caught(plant, lambda: cuts_of(20))["broken"]
-        # A store that has lost a name has lost receipts, or cannot be opened.
-        assert {Promise.I2, Promise.I5} & {each["promise"] for each in broken}, (plant, broken)
+    broken = first_caught(exhibit("M2-sqlite"), lambda: cuts_of(20))["broken"]
+    # A store that has lost a name has lost receipts, or cannot be opened.
+    assert {Promise.I2, Promise.I5} & {each["promise"] for each in broken}, broken
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """The BookKeeper layer finds nothing in our store, and finds each planted bug. One cluster for all of it."""
 
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.base import ABSENT
@@ -15,7 +11,6 @@ from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore
 from ackstate.stores.bookkeeper_client import BookKeeperClient
 from ackstate.topic.log import LogOwnership, LogRecord
 from crash import bookkeeper as layer
-from crash import bookkeeper_cluster, zookeeper_server
 from crash.bookkeeper import SIZE, SharedClient, bookkeeper, run
 
 pytestmark = pytest.mark.slow
@@ -142,32 +137,3 @@ def test_an_append_that_is_not_waited_for_is_caught(cluster, client, only, monke
     )
     broken = broken_in(run(seed, cluster, client, BookKeeperStore) for seed in range(302, 304))
     assert broken & {Promise.I2, Promise.I12, Promise.ERRORS}
-
-
-def test_what_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(bookkeeper_cluster, "JARS", tmp_path)
-    with pytest.raises(LayerSkippedError, match=r"jars are missing: run `bash .ci/setup bookkeeper`"):
-        next(bookkeeper(0))
-    monkeypatch.setitem(sys.modules, "jpype", None)
-    with pytest.raises(LayerSkippedError, match=r"pip install 'ackstate\[bookkeeper\]'"):
-        next(bookkeeper(0))
-
-
-def test_what_a_server_lacks_is_named(monkeypatch, tmp_path):
-    server = zookeeper_server.ZooKeeperServer(tmp_path)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LayerSkippedError, match="Java"):
-        server.start()
-    monkeypatch.undo()
-    monkeypatch.setattr(zookeeper_server, "find_spec", lambda name: None if name == "pyspark" else find_spec(name))
-    with pytest.raises(LayerSkippedError, match="pyspark"):
-        server.start()
-
-
-def test_a_server_that_does_not_start_says_why(tmp_path):
-    server = zookeeper_server.ZooKeeperServer(tmp_path)
-    (tmp_path / "zoo.cfg").write_text("nonsense")
-    with pytest.raises(RuntimeError, match="Invalid config"):
-        server.start()
-    server.stop()
-    assert isinstance(server.process, subprocess.Popen | None)

@@ -16,6 +16,7 @@ from ackstate.analysis.crash.power_cuts import power_cuts, power_cuts_of
 from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.stores import sqlite_database
+from museum.exhibits import EXHIBITS
 
 SMALL = RunSize(lives=3, operations=40)
 HOSTILE = "noauto_da_alloc,data=writeback"
@@ -80,11 +81,13 @@ def test_a_story_says_what_was_promised_and_where_the_power_went():
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_our_cursor_is_caught_when_its_store_does_not_sync(monkeypatch):
+def test_our_cursor_is_caught_when_its_store_does_not_sync():
     """Patched in this process: it must be so in those that are crashed, too."""
-    pragmas = [each for each in sqlite_database._PRAGMAS if "synchronous" not in each]
-    monkeypatch.setattr(sqlite_database, "_PRAGMAS", [*pragmas, "synchronous = OFF"])
-    with closing(power_cuts_of(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes:
+    (never_sync,) = [each for each in EXHIBITS if each.name == "M1-sqlite"]
+    with (
+        never_sync.plant(),
+        closing(power_cuts_of(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes,
+    ):
         assert any(outcome.broken for outcome in islice(outcomes, 3))
 
 

@@ -10,8 +10,6 @@ import pytest
 from ackstate.analysis.crash import runs as consumers
 from ackstate.analysis.crash.subject import OperationKind
 from ackstate.analysis.workloads.traffic import WORKLOADS
-from ackstate.position import Position
-from crash.steps import Step, StepKind
 
 
 @pytest.mark.parametrize("shape", WORKLOADS.values(), ids=WORKLOADS)
@@ -61,11 +59,3 @@ def test_no_mark_delete_is_one_that_a_cursor_refuses():
                 assert step[2:] >= first_unacked
                 acked.update(each for each in every if each <= step[2:])
     assert seen > 100
-
-
-def test_an_ack_is_of_entries_that_the_ledger_has():
-    step = Step(StepKind.ACK, position=Position(1, 3), amount=4, stride=3)
-    assert list(step.entry_ids(100)) == [3, 6, 9, 12]
-    assert list(step.entry_ids(10)) == [3, 6, 9]
-    assert list(step._replace(amount=0).entry_ids(10)) == [3]
-    assert str(step) == "cursor 0: ack 4 entries from 1:3 on, 3 apart"

@@ -8,13 +8,6 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.crash.layer import RunSize, shorter_run, shortest
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
-from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.formats import Format
-from ackstate.wire.pulsar import LimitRule
-from crash.model.settings import Settings
-from crash.model.simulation import BrokerSimulation
-from crash.promises import PromiseBrokenError
-from crash.schedules import ScheduleFailure, failure_of, told
 
 STEPS = tuple(range(40))
 
@@ -72,22 +65,3 @@ def test_a_run_becomes_as_small_as_breaks_a_promise():
     size = RunSize(lives=10, operations=120)
     broken = (BrokenPromise(Promise.I3, "found"), *repeat(size))
     assert shorter_run(broken, size, repeat, tries=60, seconds=60)[-1].story == RunSize(3, 11)
-
-
-def test_a_setting_that_another_one_needs_stays_with_it(monkeypatch):
-    """A story could not be told: settings were made plain one by one, also to combinations that are refused."""
-    config = CursorConfig(format=Format.PULSAR, range_limit_rule=LimitRule.PULSAR_5_0)
-
-    def run(schedule, numbers, **_):
-        schedule.event_number = None
-        if schedule.settings.config.format is Format.PULSAR and 5 in numbers:
-            raise PromiseBrokenError(Promise.I9, "of two instants")
-
-    monkeypatch.setattr(BrokerSimulation, "run", run)
-    monkeypatch.setattr(BrokerSimulation, "story", lambda _: ("it happens",))
-    failure = failure_of(BrokerSimulation(1, Settings(config=config, consumer_count=1)), range(20))
-    assert isinstance(failure, ScheduleFailure)
-    story = told(1, failure, seconds_max=5).story
-    assert story[0] == "seed 1, events 5"
-    assert "format=PULSAR" in story[1]
-    assert "consumer_count" not in story[1]
