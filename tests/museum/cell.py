@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from enum import Enum
 from multiprocessing import get_context
 
@@ -122,25 +122,14 @@ def _runs(layer, budget):
             runs, cycles = runs + 1, cycles + outcome.cycles
             progress = {"fate": _UNDER_WAY, "cycles": cycles, "runs": runs}
             if not is_clean(outcome):
-                broken = outcome.broken[0] if outcome.broken else None
-                promise = broken.promise if broken else _counted(outcome)
-                found, story = (broken.found, broken.story) if broken else ("", ())
-                yield {
-                    **progress,
-                    "fate": CellFate.KILLED.value,
-                    "promise": promise,
-                    "found": found,
-                    "story": [f"seed {outcome.seed}", *story],
-                }
+                (promise, found, story), fate = astuple(outcome.broken[0]), CellFate.KILLED.value
+                story = [f"seed {outcome.seed}", *story]
+                yield {**progress, "fate": fate, "promise": promise, "found": found, "story": story}
                 return
             if time.monotonic() - begun >= budget.seconds or cycles >= budget.cycles_max:
                 yield {**progress, "fate": CellFate.SURVIVED.value}
                 return
             yield progress
-
-
-def _counted(outcome):
-    return f"lost {outcome.lost_durable}, invented {outcome.invented}, gauge wrong {outcome.gauge_mismatch} times"
 
 
 def _end(child):

@@ -17,6 +17,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from signal import SIGKILL
 
+import crash.system_calls
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.power_cuts import power_cuts_of
 from ackstate.analysis.crash.process import subject_launch
@@ -27,8 +28,7 @@ from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite_connection import SqliteConnection
 from crash.steps import Step, StepKind
-from crash.system_calls import layer as system_calls
-from crash.system_calls.layer import SYSCALL_FAULTS, SyscallFault, faulted_runs
+from crash.system_calls import SYSCALL_FAULTS, SyscallFault, faulted_runs
 from crash.system_calls.program import Script
 from forked import in_child
 from museum.exhibits import EXHIBITS
@@ -243,7 +243,7 @@ PLANTED = (
 def runs_of(played, faults, count):
     """Return the outcomes of some runs, up to the first that breaks a promise, as plain values."""
     if played is not None:
-        system_calls.script = lambda _seed: played
+        crash.system_calls.script = lambda _seed: played
     found = []
     with closing(faulted_runs(0, SHIM, faults=faults)) as outcomes:
         for outcome in takewhile(lambda outcome: outcome.seed < count, outcomes):
