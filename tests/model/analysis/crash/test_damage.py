@@ -10,11 +10,10 @@ from ackstate.cursor.formats import Repair
 from ackstate.cursor.journal import Journal
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import StoreError
-from crash.damage import judgement as layer
-from crash.damage.judgement import Outcome, damage, good_store, judge, run
+from crash import damage as layer
+from crash.damage import Outcome, damage, good_store, judge, run
 from crash.damage.kinds import LogFile, Reach, damages, flipped
-from crash.damage.media import SqliteMedium
-from crash.damage.records import RecordMedium
+from crash.damage.media import RecordMedium, SqliteMedium
 
 DATABASE, LOG = sqlite_database.DATABASE, f"{sqlite_database.DATABASE}-wal"
 
