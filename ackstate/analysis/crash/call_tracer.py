@@ -61,45 +61,53 @@ _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _TRACE = 0x7FFF0000, 0x7FF00000
-_STATE = struct.Struct("qqqq")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class _Shared(ctypes.Structure):
+    """The state of a tracer, in memory that the harness shares with its processes."""
+
+    _fields_ = (
+        ("kill_at", ctypes.c_int64),
+        ("count", ctypes.c_int64),  # calls that the program has begun
+        ("met", ctypes.c_int64),  # index of the call that it was killed before; -1 for none
+        ("failed", ctypes.c_int64),  # errno of a failed request to the kernel
+    )
+
+
 @final
 class CallTracer:
-    """Runs one program after the other, each in a process that was forked for it.
-
-    Its state is in memory that the harness shares with these processes.
-    """
+    """Runs one program after the other, each in a process that was forked for it."""
 
     def __init__(self) -> None:
         if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
             raise LayerSkippedError(f"kills at a system call need Linux on {' or '.join(_MACHINES)}")
         self._column, self._machine = _MACHINES[platform.machine()]
-        self._shared = mmap.mmap(-1, _STATE.size)
+        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
         self.begin(NEVER)
         self._probe()
         self.begin(NEVER)
 
     def begin(self, kill_at: int) -> None:
         """Prepare the run of a program: which call it is killed before, 1 for the first or `NEVER`."""
-        self._write(kill_at=kill_at, count=0, met=-1, failed=0)
+        shared = self._shared
+        shared.kill_at, shared.count, shared.met, shared.failed = kill_at, 0, -1, 0
 
     @property
     def kill_at(self) -> int:
         """The call that the program is to be killed before."""
-        return self._read()[0]
+        return int(self._shared.kill_at)
 
     @property
     def count(self) -> int:
         """How many calls the program has begun."""
-        return self._read()[1]
+        return int(self._shared.count)
 
     @property
     def met(self) -> str | None:
         """The name of the call that the program was killed before; None if it did not come to that."""
-        index = self._read()[2]
+        index = self._shared.met
         return None if index < 0 else _NAMES[index]
 
     def run(self, program: Callable[[], object], *, unneeded: Iterable[int] = ()) -> NoReturn:
@@ -119,7 +127,7 @@ class CallTracer:
         if _ptrace(_PTRACE_SEIZE, pid, _OPTIONS):
             os.write(tell, b"+")
         else:
-            self._write(failed=ctypes.get_errno())
+            self._shared.failed = ctypes.get_errno()
         os.close(tell)
         _end_as(self._follow(pid))
 
@@ -144,13 +152,12 @@ class CallTracer:
 
     def _is_met(self, thread: int) -> bool:
         """Count a call that a thread begins, and return whether the program is killed before it."""
-        kill_at, count, _, _ = self._read()
-        self._write(count=count + 1)
-        if count + 1 < kill_at:
+        self._shared.count += 1
+        if self._shared.count < self._shared.kill_at:
             return False
         index = ctypes.c_ulong()
         _ptrace(_PTRACE_GETEVENTMSG, thread, ctypes.addressof(index))
-        self._write(met=min(index.value, len(_NAMES) - 1))
+        self._shared.met = min(index.value, len(_NAMES) - 1)
         return True
 
     def _filter_calls(self) -> bool:
@@ -162,7 +169,7 @@ class CallTracer:
             _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(program), 0, 0) == 0
         ):
             return True
-        self._write(failed=ctypes.get_errno())
+        self._shared.failed = ctypes.get_errno()
         return False
 
     def _instructions(self) -> Iterator[tuple[int, int, int, int]]:
@@ -193,18 +200,10 @@ class CallTracer:
             finally:
                 os._exit(1)
         os.waitpid(pid, 0)
-        if failed := self._read()[3]:
+        if failed := self._shared.failed:
             raise LayerSkippedError(f"programs cannot be traced here (ptrace or seccomp): {os.strerror(failed)}")
         if self.count != 1:
             raise LayerSkippedError("programs cannot be traced here: a system call was not seen")
-
-    def _read(self) -> tuple[int, int, int, int]:
-        kill_at, count, met, failed = _STATE.unpack_from(self._shared)
-        return kill_at, count, met, failed
-
-    def _write(self, **changes: int) -> None:
-        fields = dict(zip(("kill_at", "count", "met", "failed"), self._read(), strict=True)) | changes
-        _STATE.pack_into(self._shared, 0, *fields.values())
 
 
 def _ptrace(request: int, thread: int, data: int) -> bool:
