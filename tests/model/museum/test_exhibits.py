@@ -6,7 +6,6 @@ the broker's model (tests/model/analysis/crash/test_schedule_stories.py).
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager
@@ -17,7 +16,7 @@ import pytest
 
 from ackstate.errors import CorruptStateError
 from ackstate.stores import sqlite_database
-from ackstate.stores.base import ABSENT, StoreError
+from ackstate.stores.base import ABSENT
 from ackstate.stores.sqlite import SqliteStore
 from museum.exhibits import EXHIBITS
 
@@ -39,21 +38,6 @@ def a_store_in_sqlite_that_is_opened():
     return found == [2, 2]
 
 
-def names_of_a_new_store_in_sqlite():
-    """All of them are synced: those in the directory, and its own."""
-    synced, sync = set(), os.fsync
-
-    def note(descriptor):
-        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve())
-        sync(descriptor)
-
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as watched:
-        watched.setattr(os, "fsync", note)
-        place = Path(directory, "store").resolve()
-        SqliteStore(place).close()
-    return {place, place.parent} <= synced
-
-
 @contextmanager
 def sqlite_store_with_a_value():
     with tempfile.TemporaryDirectory() as directory:
@@ -62,62 +46,32 @@ def sqlite_store_with_a_value():
         yield Path(directory)
 
 
+def is_refused(call):
+    try:
+        call()
+    except CorruptStateError:
+        return True
+    return False
+
+
 def a_flipped_bit_in_a_row_of_sqlite():
     with sqlite_store_with_a_value() as directory:
         database = directory / sqlite_database.DATABASE
         database.write_bytes(database.read_bytes().replace(b"value", b"valuf"))
         with closing(SqliteStore(directory)) as store:
-            try:
-                store.metadata.get("/a")
-            except CorruptStateError:
-                return True
-    return False
+            return is_refused(lambda: store.metadata.get("/a"))
 
 
 def a_database_of_no_bytes():
     with sqlite_store_with_a_value() as directory:
         (directory / sqlite_database.DATABASE).write_bytes(b"")
-        try:
-            SqliteStore(directory).close()
-        except CorruptStateError:
-            return True
-    return False
-
-
-class CommitsNot:
-    """A connection to SQLite whose commits fail."""
-
-    def __init__(self, connection):
-        self.connection = connection
-
-    def __getattr__(self, name):
-        return getattr(self.connection, name)
-
-    def execute(self, statement, *more):
-        if statement == "COMMIT":
-            self.connection.execute("ROLLBACK")
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
-        return self.connection.execute(statement, *more)
-
-
-def a_commit_that_fails():
-    with sqlite_store_with_a_value() as directory, closing(SqliteStore(directory)) as store:
-        store._database._connection = CommitsNot(store._database._connection)
-        try:
-            store.metadata.put("/b", b"", expected_version=ABSENT)
-        except StoreError:
-            return True
-    return False
+        return is_refused(lambda: SqliteStore(directory).close())
 
 
 STORIES = {
     "M1-sqlite": a_store_in_sqlite_that_is_opened,
-    "M2-sqlite": names_of_a_new_store_in_sqlite,
     "M3-sqlite": a_flipped_bit_in_a_row_of_sqlite,
     "M4-sqlite": a_database_of_no_bytes,
-    "M11-sqlite": a_commit_that_fails,
     "M14-sqlite": a_store_in_sqlite_that_is_opened,
 }
 
@@ -137,4 +91,5 @@ def test_an_exhibit_of_a_store_differs_from_the_product_and_leaves_nothing_behin
 def test_the_museum_has_every_bug_once():
     names = [exhibit.name for exhibit in EXHIBITS]
     assert [name.removesuffix("-sqlite") for name in names] == [f"M{number}" for number in range(1, 17)]
-    assert {name for name in names if "-" in name} == STORIES.keys()
+    # The two others are caught by layer 2 (tests/system/analysis/crash/process_with_shim.py).
+    assert {name for name in names if "-" in name} == STORIES.keys() | {"M2-sqlite", "M11-sqlite"}

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from itertools import islice
 
 import pytest
@@ -125,13 +124,6 @@ class Dying(NaiveSubject):
         super().apply(operation)
 
 
-class Boasting(NaiveSubject):
-    """Has receipts for acks that were never requested."""
-
-    def receipts(self):
-        return [number + 1_000 for number in super().receipts()]
-
-
 def test_a_naive_subject_survives_every_kill():
     """Which is why SIGKILL is not enough: it never syncs."""
     outcomes = outcomes_of(NaiveSubject)
@@ -186,7 +178,6 @@ def test_ours_survives_every_kill(make_subject):
         (gauge(lambda subject: 2 * (subject.count - subject.on_disk)), Promise.I3, "gauge_mismatch"),
         (Torn, Promise.I5, ""),
         (Dying, Promise.CONVERSATION, ""),
-        (Boasting, Promise.CONVERSATION, ""),
     ],
 )
 def test_a_subject_that_breaks_a_promise_is_found(make_subject, promise, counted):
@@ -223,28 +214,6 @@ def test_a_story_is_short_and_tells_what_was_asked_and_said():
     assert "it accepted 6" in steps
     assert sum(step.startswith("asked ") for step in steps) < 20
     assert last == "the subject cannot continue: RuntimeError: seven is too many"
-
-
-def test_a_subject_that_cannot_begin_is_an_error_and_no_finding():
-    class Unable(NaiveSubject):
-        def start(self, directory, ledgers):
-            raise OSError("no licence")
-
-    with pytest.raises(SubjectError, match="no licence"):
-        outcomes_of(Unable)
-
-
-@pytest.mark.slow
-def test_a_subject_that_falls_silent_is_found():
-    class Silent(NaiveSubject):
-        def apply(self, operation):
-            if operation.number == 3:
-                time.sleep(600)
-            super().apply(operation)
-
-    (outcome,) = outcomes_of(Silent, 30, patience_s=1, size=RunSize(1, 30))[-1:]
-    assert [broken.promise for broken in outcome.broken] == [Promise.CONVERSATION]
-    assert "silent" in outcome.broken[0].found
 
 
 @pytest.mark.parametrize("said", ['{"ready":true}\\n', '{"durable":[]}\\n', "x"])
