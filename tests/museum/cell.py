@@ -17,7 +17,6 @@ from dataclasses import asdict, astuple, dataclass
 from enum import Enum
 from multiprocessing import get_context
 
-from ackstate.analysis.crash.campaign import is_clean
 from ackstate.analysis.crash.layer import LayerSkippedError
 
 _UNDER_WAY = "under way"
@@ -121,7 +120,7 @@ def _runs(layer, budget):
         for outcome in outcomes:
             runs, cycles = runs + 1, cycles + outcome.cycles
             progress = {"fate": _UNDER_WAY, "cycles": cycles, "runs": runs}
-            if not is_clean(outcome):
+            if outcome.broken:
                 (promise, found, story), fate = astuple(outcome.broken[0]), CellFate.KILLED.value
                 story = [f"seed {outcome.seed}", *story]
                 yield {**progress, "fate": fate, "promise": promise, "found": found, "story": story}

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.oracle import BrokenPromise, Promise
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.layer import Layer
-    from ackstate.analysis.crash.oracle import RunOutcome
+    from ackstate.analysis.crash.oracle import BrokenPromise, RunOutcome
 
 
 FAILURES_MAX = 20
@@ -110,8 +109,8 @@ class Totals:
         for name in ("cycles", "lost_durable", "invented", "gauge_mismatch"):
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
         self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
-        self.failed_runs += not is_clean(outcome)
-        for broken in _told(outcome):
+        self.failed_runs += bool(outcome.broken)
+        for broken in outcome.broken:
             self._note(outcome.seed, broken)
 
     def _note(self, seed: int, broken: BrokenPromise) -> None:
@@ -133,11 +132,6 @@ def failure_kind(promise: str, found: str) -> tuple[str, str]:
     return promise, _NUMBER.sub("N", _ENTRIES.sub("ENTRIES", found))
 
 
-def is_clean(outcome: RunOutcome) -> bool:
-    """Return whether a run saw no promise broken."""
-    return not (outcome.broken or outcome.lost_durable or outcome.invented or outcome.gauge_mismatch)
-
-
 def run_layer(
     layer: Layer,
     totals: Totals,
@@ -155,7 +149,7 @@ def run_layer(
             for outcome in outcomes:
                 totals.add(outcome)
                 seen.runs += 1
-                seen.has_failed = seen.has_failed or not is_clean(outcome)
+                seen.has_failed = seen.has_failed or bool(outcome.broken)
                 seen.counts.update(outcome.counts)
                 lasted = time.monotonic() - begun
                 totals.seconds = round(earlier + lasted, 3)
@@ -191,18 +185,6 @@ def write_totals(path: Path, totals: dict[str, Totals], *, subject: str = OURS) 
     """Replace the file of totals atomically."""
     layers = {name: asdict(each) for name, each in sorted(totals.items())}
     write_atomically(path, json.dumps({"version": _VERSION, "subject": subject, "layers": layers}, indent=2) + "\n")
-
-
-def _told(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
-    """Return the promises that a run names, or those that its counts show broken."""
-    if outcome.broken or is_clean(outcome):
-        return outcome.broken
-    counted = {
-        Promise.I1: (outcome.invented, "entries are invented"),
-        Promise.I2: (outcome.lost_durable, "durable entries are lost"),
-        Promise.I3: (outcome.gauge_mismatch, "times the gauge was wrong"),
-    }
-    return tuple(BrokenPromise(promise, f"{number} {what}") for promise, (number, what) in counted.items() if number)
 
 
 def _totals(plain: dict[str, Any]) -> Totals:

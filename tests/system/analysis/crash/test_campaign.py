@@ -64,13 +64,6 @@ def test_runs_are_added_up_seed_by_seed_at_least_one_of_them():
     assert shares == [1, 2, 3]
 
 
-def test_a_run_that_only_counts_is_a_failure_with_a_name():
-    totals = Totals(1)
-    run_layer(FakeLayer(seed_1={"cycles": 1, "gauge_mismatch": 1}), totals, NO_TIME)
-    assert totals.failed_runs == 1
-    assert totals.failures[0]["found"] == "1 times the gauge was wrong"
-
-
 def failing(found, count=30):
     """A layer whose runs are broken, each with what `found` returns for its seed, and a story of `seed` lines."""
     told = {seed: BrokenPromise(Promise.I9, found(seed), ("step",) * (40 - seed)) for seed in range(count)}
