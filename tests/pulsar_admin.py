@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 VECTORS = Path(__file__).parent / "vectors" / "internal-stats"
 TOPIC = "persistent://public/default/smoke"
@@ -18,32 +20,63 @@ STATS = json.loads((VECTORS / "stats-smoke-alternate.json").read_text())
 CONFIGURATION = {"managedLedgerMaxUnackedRangesToPersist": "10000", "maxUnackedMessagesPerConsumer": "50000"}
 
 
+class KeptRequest(NamedTuple):
+    method: str
+    target: str
+    body: bytes
+    headers: dict  # by name in lower case
+
+
 class AnsweringBroker(http.server.ThreadingHTTPServer):
-    """Answers each path as told: JSON, or (status, content, headers), or a list of these one after the other."""
+    """Answers each path as told: JSON, or (status, content, headers), or a list of these one after the other.
+
+    With a token, who sends another one gets 401 instead of an answer of 200 or 404.
+    """
 
     daemon_threads = True
 
-    def __init__(self, answers):
-        super().__init__(("127.0.0.1", 0), AnsweringHandler)
-        self.answers = answers
-        self.tokens = set()
-        self.asked = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+    def __init__(self, answers, *, context=None, address="127.0.0.1", token=None):
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, 0), AnsweringHandler)
+        if context:
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.answers, self.token = answers, token
+        self.requests = []
+        self.otherwise = 404, b'{"reason": "Topic not found"}', {}
+        self.place = f"{f'[{address}]' if ':' in address else address}:{self.server_port}"
+        self.url = f"{'https' if context else 'http'}://{self.place}"
+
+    @property
+    def asked(self):
+        return [request.target for request in self.requests]
+
+    @property
+    def tokens(self):
+        return [request.headers.get("authorization") for request in self.requests]
+
+    def handle_error(self, request, client_address):
+        """Keep standard error for the command: a client that refuses a certificate breaks the connection."""
 
 
 class AnsweringHandler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.tokens.add(self.headers.get("Authorization"))
-        self.server.asked.append(self.path)
-        answer = self.server.answers.get(self.path, (404, b'{"reason": "Topic not found"}', {}))
+    def do(self):
+        headers = {name.lower(): text for name, text in self.headers.items()}
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        self.server.requests.append(KeptRequest(self.command, self.path, body, headers))
+        answers = self.server.answers
+        answer = answers.get(self.path, answers.get(self.path.partition("?")[0], self.server.otherwise))
         if isinstance(answer, list) and answer and isinstance(answer[0], dict | tuple):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
-        status, content, headers = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode(), {})
+        status, content, more = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode(), {})
+        if self.server.token and status in {200, 404} and headers.get("authorization") != f"Bearer {self.server.token}":
+            status, content, more = 401, b"", {}
         self.send_response(status)
-        for name, text in ({"Content-Length": str(len(content))} | headers).items():
+        for name, text in ({"Content-Length": str(len(content))} | more).items():
             self.send_header(name, text)
         self.end_headers()
         self.wfile.write(content)
+
+    do_GET = do_POST = do_DELETE = do  # noqa: N815
 
     def log_message(self, *arguments):
         """Keep standard error for the command."""
@@ -65,9 +98,9 @@ def answers():
 
 
 @contextmanager
-def serving(changes=None):
+def serving(changes=None, **options):
     """Yield a broker with the answers of `answers` and some changes."""
-    broker = AnsweringBroker(answers() | (changes or {}))
+    broker = AnsweringBroker(answers() | (changes or {}), **options)
     thread = threading.Thread(target=broker.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -6,7 +6,6 @@ from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.contents import Contents, CrashTimes, Curve, shown_policies, worst_subscriptions
-from ackstate.analysis.report.inputs import CalibrationPoint, ReportInputs, TraceOrigin
 
 BEGIN_MS = 1_700_000_000_000
 DURATION_MS = 600_000
@@ -95,7 +94,7 @@ def saw(policy, key, most, *, duration_ms=DURATION_MS, points=60, causes=False):
     return Curve(policy, *key, tuple(times), tuple(value), (tuple(young), tuple(cut), nothing, nothing))
 
 
-def contents(result=None, *, crashes=(BEGIN_MS + 250_000, BEGIN_MS + 400_000), inputs=None, duration_ms=DURATION_MS):
+def contents(result=None, *, crashes=(BEGIN_MS + 250_000, BEGIN_MS + 400_000), duration_ms=DURATION_MS):
     result = sweep_result() if result is None else result
     curves = [
         saw(number, ("", ""), each.total.max, duration_ms=duration_ms, causes=number > 0)
@@ -107,16 +106,5 @@ def contents(result=None, *, crashes=(BEGIN_MS + 250_000, BEGIN_MS + 400_000), i
     ]
     provenance = (("SHA-256 of the trace", "5e" * 32), ("command", "ackstate sweep traces/orders"), ("Spark", "4.1"))
     return Contents(
-        result, tuple(curves), CrashTimes(tuple(crashes), len(crashes)), provenance,
-        usual_inputs() if inputs is None else inputs,
+        result, tuple(curves), CrashTimes(tuple(crashes), len(crashes)), provenance
     )  # fmt: skip
-
-
-def usual_inputs():
-    points = [
-        CalibrationPoint(f"flush_interval_ms={1_000 * number}", 100.0 * number, 100.0 * number, "kill", 20)
-        for number in range(1, 8)
-    ]
-    points += [CalibrationPoint("keep=WIDEST", 300.0 + number, 280.0, "power_cut", 5) for number in range(4)]
-    origin = TraceOrigin(10_000, 3, (("not JSON", 2, ("line 7", "line 9")), ("negative", 1, ("line 12: <b>",))), ())
-    return ReportInputs(tuple(points), origin)

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
@@ -33,7 +33,6 @@ DEFAULT_ADMIN_URL = "http://localhost:8080"
 _PORTS = {"http": 80, "https": 443}
 _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _TOKEN = re.compile(r"[!-~]+")
-_TOKEN_FILE_BYTES_MAX = 64 * 1024
 _POLICY_BYTES_MAX = 1024 * 1024
 _PAUSES_S = (0.01, 0.02, 0.04, 0.08)  # after a conflict
 _REDIRECTS_MAX = 5
@@ -470,9 +469,8 @@ def _token_of_file(uri: str) -> str:
     if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
         raise AdminError(f"--auth-params: {printable(uri)} is not of the form file:///PATH")
     try:
-        with open_token_file(Path(unquote(parts.path))) as file:
-            return file.read(_TOKEN_FILE_BYTES_MAX).decode("utf-8").strip()
-    except (OSError, ValueError) as error:
+        return read_token(Path(unquote(parts.path)))
+    except (OSError, ValueError, AckStateError) as error:
         raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
 
 

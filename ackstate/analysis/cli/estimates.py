@@ -24,7 +24,6 @@ from ackstate.analysis.cli.options import (
     between,
     key_value_pairs,
     location_argument,
-    path_argument,
 )
 from ackstate.analysis.cli.tables import numbers_table, subscription_table
 
@@ -43,28 +42,12 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.parquet import Span
 
 
-# `make calibrate` writes it there.
-_USUAL_CALIBRATION = Path("benchmarks/calibration.json")
-
-
-FORMATS = ("json", "parquet", "csv", "html")
-FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="F", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}; with --out.")
-]
+FORMATS = ("json", "parquet", "csv")
+FormatOption = Annotated[str | None, typer.Option("--format", metavar="F", help="json, parquet or csv; with --out.")]
 OutOption = Annotated[Any, typer.Option(metavar="FILE", parser=location_argument, help="Write it there; may be a URL.")]
 ReportOption = Annotated[
     Any,
     typer.Option(metavar="FILE", parser=location_argument, help="Write a report there, one HTML file; may be a URL."),
-]
-CalibrationOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", parser=path_argument, help=f"For the report; {_USUAL_CALIBRATION} if that exists."),
-]
-TraceSummaryOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", parser=path_argument, help="For the report: output of trace convert or generate, --json."
-    ),
 ]
 
 
@@ -75,37 +58,19 @@ class Output:
     form: str | None  # one of `FORMATS`; None to show them
     out: Location | None  # the file in that format
     report: Location | None
-    calibration: Path | None = None  # for the report, as the next
-    trace_summary: Path | None = None
 
     @classmethod
-    def wanted(
-        cls,
-        form: str | None,
-        out: Location | None,
-        report: Location | None,
-        *,
-        calibration: Path | None,
-        trace_summary: Path | None,
-    ) -> Output:
+    def wanted(cls, form: str | None, out: Location | None, report: Location | None) -> Output:
         """Return the destination that the options name; `typer.BadParameter` if they do not go together."""
         if (form is None) != (out is None):
             raise typer.BadParameter("--format and --out go together")
         if form is not None and form not in FORMATS:
             raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-        if form == "html":
-            if report is not None:
-                raise typer.BadParameter("--format html means --report: give one of them")
-            form, out, report = None, None, out
         for file in [each for each in (out, report) if each is not None]:
             # Before Spark starts.
             if file.is_dir() or (isinstance(file, Path) and not file.absolute().parent.is_dir()):
                 raise typer.BadParameter(f"{file}: the output must be a file in an existing directory")
-        if report is None and (calibration is not None or trace_summary is not None):
-            raise typer.BadParameter("--calibration and --trace-summary go with --report")
-        if report is not None and calibration is None and _USUAL_CALIBRATION.is_file():
-            calibration = _USUAL_CALIBRATION
-        return cls(form, out, report, calibration, trace_summary)
+        return cls(form, out, report)
 
     def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:
         """Show the estimates, or write them atomically and print the names of the files; the report is already written.
@@ -210,16 +175,11 @@ def estimated(
     policies, refused = persistable(policies)
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
-    inputs = None
-    if output.report is not None:
-        from ackstate.analysis.report.inputs import ReportInputs
-
-        inputs = ReportInputs.read(calibration=output.calibration, origin=output.trace_summary)
     size = covered.size_bytes * len(policies)
     with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
         source = trace_of(where, days)
         found = estimates(
-            source, policies, crashes_per_day=crashes_per_day, is_plotted=inputs is not None,
+            source, policies, crashes_per_day=crashes_per_day, is_plotted=output.report is not None,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
@@ -228,12 +188,12 @@ def estimated(
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
         result = _compared(result, current, is_recorded_current=is_recorded_current)
-        if output.report is not None and inputs is not None:
+        if output.report is not None:
             from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
 
-            command, engine = shlex.join(["ackstate", *sys.argv[1:]]), source.made_by()
-            contents = make_contents(highs, covered, trace, result, inputs, command=command, engine=engine)
+            made_by = (("command", shlex.join(["ackstate", *sys.argv[1:]])), *source.made_by())
+            contents = make_contents(highs, covered, trace, result, made_by=made_by)
             write_atomically(output.report, render(contents))
         return result, highs
 
@@ -369,8 +329,6 @@ def sweep(
     form: FormatOption = None,
     out: OutOption = None,
     report: ReportOption = None,
-    calibration: CalibrationOption = None,
-    trace_summary: TraceSummaryOption = None,
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
@@ -392,7 +350,7 @@ def sweep(
         raise typer.BadParameter("give the grid by either --grid or --set")
     if broker_conf is not None and current_policy:
         raise typer.BadParameter("give the policy in force by either --current-policy or --broker-conf")
-    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
+    output = Output.wanted(form, out, report)
     session = session_of(engine, master)
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
@@ -488,8 +446,6 @@ def redelivery(
     form: FormatOption = None,
     out: OutOption = None,
     report: ReportOption = None,
-    calibration: CalibrationOption = None,
-    trace_summary: TraceSummaryOption = None,
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
@@ -503,7 +459,7 @@ def redelivery(
     For a trace of polls (ackstate pulsar record), it shows intervals. A
     directory with a trace for each day is read as one trace.
     """
-    output = Output.wanted(form, out, report, calibration=calibration, trace_summary=trace_summary)
+    output = Output.wanted(form, out, report)
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     session = session_of(engine, master)
     from ackstate.analysis.replay.policy import Policy

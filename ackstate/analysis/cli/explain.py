@@ -17,7 +17,7 @@ import typer
 from ackstate.analysis.admin_client import AdminServer, topic_path
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
-from ackstate.analysis.cli.pulsar import TrustOption, check_extra, read_token
+from ackstate.analysis.cli.pulsar import TrustOption, check_extra
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
     chosen_cursors,
@@ -27,6 +27,7 @@ from ackstate.analysis.cli.store import (
     unread_json,
 )
 from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
@@ -203,7 +204,7 @@ def _explain_live(
     from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.sources import LiveBroker, Unread
 
-    server = AdminServer(url, read_token(token_file), _TIMEOUT_S, trust_cert_path)
+    server = AdminServer(url, read_token(token_file) if token_file else "", _TIMEOUT_S, trust_cert_path)
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
     found: list[_TopicExplanation] = []
     missing: list[Unread] = []

@@ -18,7 +18,7 @@ from ackstate.analysis.cli.options import JsonOption, duration_option, path_argu
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.stop_signals import until_stopped
-from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
@@ -78,31 +78,13 @@ def opened_admin(
     requests_per_second: float = 0,
 ) -> Iterator[PulsarAdmin]:
     """Open connections to the server that the options name; without a limit of requests if that is 0."""
-    token = read_token(token_file)
+    token = read_token(token_file) if token_file else ""
     server = AdminServer(url, token, timeout.seconds, trust_cert_path, answer_bytes_max=answer_mib_max * 1024 * 1024)
     check_extra()
     from ackstate.analysis.admin_client import PulsarAdmin
 
     with PulsarAdmin(server, token_hosts=token_hosts or [], requests_per_second=requests_per_second) as admin:
         yield admin
-
-
-_TOKEN_FILE_BYTES_MAX = 64 * 1024
-
-
-def read_token(path: Path | None) -> str:
-    """Return the stripped content of a file; error messages never contain it. Empty without a file."""
-    if path is None:
-        return ""
-    with open_token_file(path) as file:
-        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
-    try:
-        token = content.decode("ascii").strip()
-    except ValueError:
-        token = ""
-    if not token.isprintable() or not token or " " in token or len(content) > _TOKEN_FILE_BYTES_MAX:
-        raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
-    return token
 
 
 def check_extra() -> None:

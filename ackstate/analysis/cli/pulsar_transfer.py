@@ -12,9 +12,10 @@ import typer
 from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, path_argument
-from ackstate.analysis.cli.pulsar import TrustOption, check_extra, read_token
+from ackstate.analysis.cli.pulsar import TrustOption, check_extra
 from ackstate.analysis.cli.store import opened_cluster
 from ackstate.analysis.cli.tables import new_table
+from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
@@ -108,7 +109,7 @@ def import_(
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
     imported = _through_broker(
-        url, chosen, as_subscription, token=read_token(token_file), trust_cert_path=tls_trust_cert_path, check=check
+        url, chosen, as_subscription, token=read_token(token_file) if token_file else "", trust_cert_path=tls_trust_cert_path, check=check
     )
     if json:
         console.write_json({"cursors": [_imported_json(each) for each in imported]})

@@ -10,11 +10,10 @@ import typer
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import path_argument
-from ackstate.analysis.token_file import open_token_file
+from ackstate.analysis.token_file import read_token
 from ackstate.errors import AckStateError
 
 TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
-_TOKEN_FILE_BYTES_MAX = 64 * 1024
 
 
 def serve(
@@ -78,8 +77,7 @@ def _token(path: Path | None) -> bytes | None:
     from ackstate.analysis.admin.guard import check_token
 
     if path is not None:
-        with open_token_file(path) as file:
-            token = file.read(_TOKEN_FILE_BYTES_MAX).strip()
+        token = read_token(path).encode()
     elif TOKEN_VARIABLE in os.environ:
         token = os.fsencode(os.environ[TOKEN_VARIABLE]).strip()
     else:

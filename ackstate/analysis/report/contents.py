@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -15,7 +15,6 @@ from ackstate.analysis.estimate.parts import CURVE_COUNT_MAX, badness
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
 from ackstate.analysis.estimate.slices import SLICES_MAX, ThinnedCurve
 from ackstate.analysis.replay.curves import SERIES
-from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.trace.check import trace_hash
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ class Contents:
     curves: tuple[Curve, ...]
     crashes: CrashTimes  # When processes died
     provenance: tuple[tuple[str, str], ...]  # The sources and programs of the report: pairs of name and text
-    inputs: ReportInputs = field(default_factory=ReportInputs)  # The other files shown
 
     @property
     def shown(self) -> list[PolicyResult]:
@@ -271,27 +269,18 @@ def curve_of(key: tuple[int, str, str], ts_ms: Int64s, values: Series, *, begin_
     return Curve(*key, tuple(ts_ms[lasts].tolist()), value, tuple(causes))
 
 
-def make_contents(  # noqa: PLR0913 - each is needed once
-    rows: Sequence[Mapping[str, Any]], span: Span, trace: Location, result: SweepResult, inputs: ReportInputs, *,
-    command: str, engine: tuple[tuple[str, str], ...],
+def make_contents(
+    rows: Sequence[Mapping[str, Any]], span: Span, trace: Location, result: SweepResult, *,
+    made_by: Sequence[tuple[str, str]],
 ) -> Contents:  # fmt: skip
-    """Return the report of some estimates.
+    """Return the report of some estimates; `made_by` names the command and the engine.
 
     Complexity: reading the files of the trace for their hash.
     """
     shown = [result.policies.index(each) for each in shown_policies(result)]
     drawn = result.policies.index(reference_of(result))
     lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result), drawn=drawn)
-    told = ("SHA-256 of the trace", trace_hash(trace))
     days = (("days", f"{len(span.days):,}"),) if span.days else ()
-    made_by = (told, *days, *_made_by(command, engine))
-    return Contents(result, tuple(lines), CrashTimes.of_rows(rows), made_by, inputs)
-
-
-def _made_by(command: str, engine: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    return (
-        ("command", command),
-        ("ackstate", version("ackstate")),
-        ("Python", platform.python_version()),
-        *engine,
-    )
+    programs = (("ackstate", version("ackstate")), ("Python", platform.python_version()))
+    provenance = (("SHA-256 of the trace", trace_hash(trace)), *days, *programs, *made_by)
+    return Contents(result, tuple(lines), CrashTimes.of_rows(rows), provenance)

@@ -20,7 +20,6 @@ from ackstate.analysis.report.contents import (
     short_name,
     time_text,
 )
-from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents, Curve
-    from ackstate.analysis.report.inputs import CalibrationPoint
 
 _Item = TypeVar("_Item")
 MESSAGES = "messages redelivered per broker crash"
@@ -260,28 +258,6 @@ def _name_of(policy: Policy, varied: Sequence[str]) -> str:
     shown = [key for key in varied if not is_pulsar or key not in PULSAR_KEYS]
     words = ", ".join(setting_text(key, policy.texts[key]) for key in shown)
     return f"Pulsar 4.2: {words}" if is_pulsar else words
-
-
-def calibration_figure(points: Sequence[CalibrationPoint], caption: str) -> str:
-    """Draw observed over predicted numbers."""
-    axis = number_axis("predicted, messages", [n for each in points for n in (each.predicted, each.observed)])
-    y = number_axis("observed, messages", [axis.high])
-    diagonal = Band("observed as predicted", [(0, 0, 0), (axis.high, axis.high, axis.high)], 5)
-    marks = [
-        Marks(name, [
-            (each.predicted, each.observed, f"{short_name(each.policy)}: predicted {each.predicted:,}, "
-             f"observed {each.observed:,}") for each in points[:_MARKS_MAX] if each.kind == kind
-        ], sign, colour)
-        for colour, ((kind, name), sign) in enumerate(zip(KINDS.items(), "○▽", strict=True))
-    ]  # fmt: skip
-    layers: list[Layer] = [diagonal, *(each for each in marks if each.points)]
-    chart = Chart(axis, y, layers, "observed over predicted messages").html()
-    rows = [
-        (short_name(each.policy), KINDS[each.kind], f"{each.predicted:,}", f"{each.observed:,}")
-        for each in _thin(points)
-    ]
-    numbers = table(("policy", "ended by", "predicted", "observed"), rows)
-    return figure("calibrated", "Observed over predicted", chart, escape(caption), numbers)
 
 
 def _drawn(curve: Curve, name: str, colour: int, whole: Estimate) -> Layer:

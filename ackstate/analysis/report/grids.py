@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.report.contents import role_text
 from ackstate.analysis.report.figures import policy_names
-from ackstate.analysis.report.inputs import KINDS
 from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
@@ -33,10 +32,6 @@ _POLICY_COLUMNS = (
     ("duplicates a day", "mean"), ("writes/s", "mean"), ("bytes/s", "mean"), ("blocked, s", "mean"),
     ("not beaten", "text"),
 )  # fmt: skip
-_POINT_COLUMNS = (
-    ("policy", "text"), ("ended by", "text"), ("predicted", "mean"), ("observed", "mean"), ("runs", "count"),
-    ("came true", "text"),
-)  # fmt: skip
 
 
 def grids(contents: Contents) -> list[dict[str, Any]]:
@@ -51,12 +46,6 @@ def grids(contents: Contents) -> list[dict[str, Any]]:
     found = [_grid("estimates", "Estimates", columns, [each for each in views if each["rows"]], sort=2)]
     if len(result.policies) > 1:
         found.append(_policy_grid(result, is_polled=contents.is_polled))
-    if points := contents.inputs.calibration:
-        rows = [
-            [printable(each.policy), KINDS[each.kind], each.predicted, each.observed, each.runs, _yes(each.holds)]
-            for each in points
-        ]
-        found.append(_grid("points", "Calibration", _POINT_COLUMNS, [{"label": "", "rows": rows}], sort=2))
     return _limited(found)
 
 
@@ -136,7 +125,3 @@ def _policy_row(result: SweepResult, each: PolicyResult, name: str) -> list[Any]
         total.per_second(total.write_count), *prices, "yes" if each.is_on_front and not each.never_flushed else "",
         *_lows(total),
     ]  # fmt: skip
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "NO"

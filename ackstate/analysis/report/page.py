@@ -15,7 +15,6 @@ from ackstate.analysis.report import figures
 from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import causes, time_text
 from ackstate.analysis.report.grids import grids, json_in_html
-from ackstate.analysis.report.inputs import KINDS
 
 if TYPE_CHECKING:
     from ackstate.analysis.report.contents import Contents, Curve
@@ -29,8 +28,7 @@ def render(contents: Contents) -> str:
     """Return the page."""
     data = json_in_html({"grids": grids(contents)})
     parts = [
-        _over_time(contents), _causes(contents), _policies(contents), _subscriptions(), _calibration(contents),
-        _bad_rows(contents), _settings(contents),
+        _over_time(contents), _causes(contents), _policies(contents), _subscriptions(), _settings(contents),
     ]  # fmt: skip
     known = [part for part in parts if part is not None]
     body = "\n".join(section(title, identity, content) for identity, title, content in known)
@@ -106,44 +104,14 @@ def _subscriptions() -> Part:
     )  # fmt: skip
 
 
-def _calibration(contents: Contents) -> Part | None:
-    points = contents.inputs.calibration
-    if not points:
-        return None
-    lines = []
-    for kind, name in KINDS.items():
-        mine = [point for point in points if point.kind == kind]
-        if mine:
-            spared = sum(point.observed < point.predicted for point in mine)
-            lines.append(
-                f"By {name}: {sum(point.holds for point in mine):,} of {len(mine):,} predictions came true, "
-                f"{spared:,} with less observed than predicted, in {sum(point.runs for point in mine):,} runs."
-            )
-    drawn = figures.calibration_figure(points, " ".join(lines))
-    return "calibration", "Calibration", f'{drawn}<div class="grid" id="points"></div>'
-
-
-def _bad_rows(contents: Contents) -> Part | None:
-    origin = contents.inputs.origin
-    if origin is None or not origin.bad_rows:
-        return None
-    rows = [(what, f"{count:,}", "; ".join(first)) for what, count, first in origin.bad]
-    told = f"<p>{origin.bad_rows:,} of {origin.rows or 0:,} rows were bad and skipped.</p>"
-    return "bad-rows", "Bad rows", told + table(("error", "rows", "first rows"), rows)
-
-
 def _settings(contents: Contents) -> Part:
-    origin = contents.inputs.origin
     pairs = [
         ("trace", contents.result.trace),
         ("crashes a day", f"{contents.result.crashes_per_day:g}"),
         ("policies", f"{len(contents.result.policies):,}"),
         *contents.provenance,
-        *((f"trace generated with {name}", text) for name, text in (origin.plan if origin else ())),
-        *([("rows converted, bad rows", f"{origin.rows:,}, {origin.bad_rows:,}")] if origin and origin.rows else []),
     ]
-    content = table(("setting", "value"), [(name, text) for name, text in pairs])
-    return "settings", "Settings and provenance", content
+    return "settings", "Settings and provenance", table(("setting", "value"), pairs)
 
 
 @cache

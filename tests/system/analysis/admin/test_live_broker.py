@@ -16,7 +16,7 @@ import uvicorn
 from ackstate import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
 from ackstate.limits import GateLimits
-from command_line import assert_one_line, run, write_token
+from command_line import assert_one_line, run
 
 NOW_MS = 1_700_000_000_000
 ORDERS, RETURNS, EU = (f"persistent://{name}" for name in ("public/default/orders", "public/default/returns", "a/eu/b"))
@@ -164,16 +164,6 @@ def test_explain_reads_a_live_broker(broker, capsys):
     assert outcome.out.endswith("2 cursors\n")
     outcome = run(capsys, "explain", broker.url, "--subscription", "unknown")
     assert_one_line(outcome, "has no open subscription 'unknown'; its subscriptions are: 'billing' of")
-
-
-@pytest.mark.slow
-def test_a_token_is_needed(tmp_path, capsys):
-    with running(tmp_path / "store", token=b"the-right-token-1") as broker:
-        broker.call(broker.work, ORDERS, "billing", 1)
-        for command in (["explain", broker.url], ["pulsar", "snapshot", broker.url]):
-            assert_one_line(run(capsys, *command), "HTTP 401")
-            token = write_token(tmp_path / "token", "the-right-token-1")
-            assert run(capsys, *command, "--token-file", token).status == 0
 
 
 @pytest.mark.slow

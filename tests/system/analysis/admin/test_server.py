@@ -6,20 +6,15 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from urllib.parse import quote
 
 import httpx
 import pytest
 
 from ackstate import SqliteStore
-from ackstate.analysis.admin.resolve import BrokerPolicies
-from ackstate.analysis.cli import main
 from ackstate.limits.policies import PolicyOwner, PolicyStore
-from command_line import assert_one_line, run, run_apart
+from command_line import assert_one_line, run_apart
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -43,16 +38,6 @@ class TestLife:
                     assert client.get("/healthz").json() == {"status": "ok"}
                 assert server.stop(sent) == (0, "")
             SqliteStore(tmp_path / "new" / "store").close()
-
-    def test_an_answer_does_not_wait_for_its_acknowledgement(self, start, tmp_path):
-        with start(tmp_path) as server, server.client() as client:
-            client.get("/healthz")
-            times_s = []
-            for _ in range(30):
-                begin = time.perf_counter()
-                client.get(f"{TOPIC}/delayedDelivery")
-                times_s.append(time.perf_counter() - begin)
-        assert min(times_s) < 0.03  # a delayed acknowledgement takes 0.04 s
 
     def test_policies_survive_a_kill(self, start, tmp_path):
         """A change answered with 204 is there after SIGKILL, in three lives, each killed while it is written to."""
@@ -114,25 +99,6 @@ class TestLife:
         store.close()
         assert found.policies.delayed_delivery.tick_time_ms == 7
 
-    def test_a_body_that_does_not_come_holds_up_no_end(self, start, tmp_path):
-        with start(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(
-                f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                "Content-Length: 50\r\nExpect: 100-continue\r\n\r\n{".encode()
-            )
-            assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
-            assert server.stop()[0] == 0
-        SqliteStore(tmp_path).close()
-
-    def test_what_another_broker_conf_breaks_is_told(self, start, tmp_path):
-        with start(tmp_path / "store") as server, server.client() as client:
-            assert client.post(f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}).status_code == 204
-        (tmp_path / "broker.conf").write_text("delayedDeliveryEnabled=false\n")
-        with start(tmp_path / "store", "--conf", tmp_path / "broker.conf") as server:
-            status, errors = server.stop()
-        assert (status, errors.count("\n")) == (0, 1), errors
-        assert "WARNING the fixed delay of persistent://public/default/orders, 1 ms, has no effect" in errors
-
 
 def is_listening(port):
     try:
@@ -153,112 +119,10 @@ class TestServerTokens:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             assert httpx.get(f"{url}{TOPIC}/delayedDelivery", headers=headers, trust_env=False).text == "null"
 
-    def test_a_token_in_the_environment_is_asked_for(self, start, tmp_path):
-        env = without_token() | {"ACKSTATE_ADMIN_TOKEN": TOKEN}
-        with start(tmp_path / "store", env=env) as server, server.client() as client:
-            assert client.get("/metrics").status_code == 401
-            assert client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-
-    @pytest.mark.parametrize(
-        "content",
-        [b"", b"\n", b"x" * 15, b"two words that are long", b"\xff" * 20, b"a\0b" * 10, b"x" * 8_193],
-    )
-    def test_what_is_no_token_is_refused_and_not_shown(self, capsys, tmp_path, content):
-        (tmp_path / "token").write_bytes(content)
-        (tmp_path / "token").chmod(0o600)
-        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--token-file", tmp_path / "token")
-        assert_one_line(outcome, f"{tmp_path / 'token'} holds no token")
-        assert "two words" not in outcome.err
-
     def test_an_empty_token_is_not_none(self, tmp_path):
         outcome = run_apart("serve", "--store", tmp_path / "store", env=without_token() | {"ACKSTATE_ADMIN_TOKEN": ""})
         assert_one_line(outcome, "ACKSTATE_ADMIN_TOKEN holds no token")
         assert not (tmp_path / "store").exists()
-
-
-class TestRefusals:
-    def test_without_a_token_nobody_else_is_served(self, capsys, tmp_path, monkeypatch):
-        monkeypatch.delenv("ACKSTATE_ADMIN_TOKEN", raising=False)
-        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--host", "0.0.0.0")
-        assert_one_line(outcome, "without a token the host must be 127.0.0.1", "0.0.0.0", "--token-file")
-        assert not (tmp_path / "store").exists()
-
-    def test_a_missing_token_file_is_named(self, capsys, tmp_path):
-        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--token-file", tmp_path / "nowhere")
-        assert_one_line(outcome, tmp_path / "nowhere", "No such file")
-
-    def test_a_bad_conf_is_named(self, capsys, tmp_path):
-        (tmp_path / "broker.conf").write_text("maxUnPersistAckRecordsBytes=5")
-        outcome = run(capsys, "serve", "--store", tmp_path / "store", "--conf", tmp_path / "broker.conf")
-        assert_one_line(outcome, tmp_path / "broker.conf", "maxUnPersistAckRecordsBytes", "5")
-
-    @pytest.mark.parametrize(
-        ("misspelt", "meant"),
-        [
-            ("maxUnpersistAckRecordsBytes", "maxUnPersistAckRecordsBytes"),
-            ("maxUnPersistAckRecordBytes", "maxUnPersistAckRecordsBytes"),
-            ("delayedDeliveryEnable", "delayedDeliveryEnabled"),
-            ("delayedDeliveryMaxDelay", "delayedDeliveryMaxDelayInMillis"),
-            ("delayedDeliveryFixedDelayInMillis", "delayedDeliveryMaxDelayInMillis"),
-            ("becomeOldAckRecordsSeconds", "becomeOldAckRecordSeconds"),
-            ("maxUnackedMessagesPerConsumers", "maxUnackedMessagesPerConsumer"),
-        ],
-    )
-    def test_a_misspelt_key_is_named(self, misspelt, meant):
-        with pytest.raises(ValueError, match=f"unknown key of Pulsar '{misspelt}'; did you mean '{meant}'"):
-            BrokerPolicies.from_pulsar_conf({misspelt: "5000"})
-
-    @pytest.mark.parametrize(
-        "key",
-        [
-            *("delayedDeliveryTrackerFactoryClassName", "isDelayedDeliveryDeliverAtTimeStrict"),
-            *("delayedDeliveryFixedDelayDetectionLookahead", "delayedDeliveryMinIndexCountPerBucket"),
-            *("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "delayedDeliveryMaxNumBuckets"),
-            "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds",
-            *("dispatcherPauseOnAckStatePersistentEnabled", "maxUnackedMessagesPerSubscriptionOnBrokerBlocked"),
-            *("maxMessageSizeCheckIntervalInSeconds", "maxConsumersPerSubscription", "maxUnackedMessagesPerBroker"),
-        ],
-    )
-    def test_another_key_of_pulsar_is_left_alone(self, key):
-        assert BrokerPolicies.from_pulsar_conf({key: ""}) == BrokerPolicies()
-
-    def test_a_port_that_is_taken_is_named(self, capsys, tmp_path):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            outcome = run(capsys, "serve", "--store", tmp_path / "store", "--port", port)
-        assert_one_line(outcome, f"cannot listen on 127.0.0.1 port {port}", "in use")
-
-    def test_a_store_that_is_open_is_named(self, capsys, tmp_path):
-        store = SqliteStore(tmp_path)
-        outcome = run(capsys, "serve", "--store", tmp_path, "--port", 0)
-        store.close()
-        assert_one_line(outcome, tmp_path)
-
-    @pytest.mark.parametrize("port", ["-1", "65536", "x"])
-    def test_a_port_that_is_none_is_refused(self, capsys, tmp_path, port):
-        assert_one_line(run(capsys, "serve", "--store", tmp_path / "store", "--port", port), "--port")
-
-    def test_without_the_extra_it_says_what_to_install_and_help_still_helps(self, tmp_path):
-        program = (
-            "import sys; sys.modules['fastapi'] = sys.modules['uvicorn'] = None\n"
-            "from ackstate.analysis.cli import main; main(sys.argv[1:])"
-        )
-        refused, helped = (
-            subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
-            for words in (["serve", "--store", str(tmp_path / "store")], ["serve", "--help"])
-        )
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr == "ackstate: fastapi is missing: install ackstate[admin]\n"
-        assert helped.returncode == 0
-        assert "--token-file" in helped.stdout
-
-    def test_help_waits_for_no_web_framework(self, capsys):
-        program = "import sys, ackstate.analysis.cli; print(*{name.split('.')[0] for name in sys.modules})"
-        loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        assert not {"fastapi", "uvicorn", "starlette", "pydantic", "httpx"} & set(loaded.split())
-        with pytest.raises(SystemExit) as ended:
-            main(["serve", "--help"])
-        assert ended.value.code == 0
 
 
 @pytest.fixture(scope="module")
@@ -305,13 +169,6 @@ class TestOddRequests:
             "Transfer-Encoding: chunked\r\n\r\n"
         )
         assert self.exchange(odd, head.encode() + chunks) == 413
-
-    def test_a_websocket_is_no_way_in(self, odd):
-        request = (
-            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        assert self.exchange(odd, request) == 200
 
     def test_it_still_answers_and_has_said_nothing(self, odd):
         with odd.client() as client:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.demo.directory import MARKER
-from ackstate.analysis.spark.java import SparkUnavailableError, find_java, start_java
+from ackstate.analysis.spark.java import SparkUnavailableError, start_java
 from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
 
@@ -93,19 +91,6 @@ def test_a_path_is_a_name_and_no_pattern(good_trace, tmp_path, capsys, engine, n
     assert len(json.loads(outcome.out)["subscriptions"]) == 3
 
 
-@pytest.mark.slow
-def test_a_running_broker_keeps_everybody_else_out(tmp_path, capsys):
-    command = [*ENTRY, "broker", str(tmp_path / "broker"), "--seconds=60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as live:
-        assert live.stdout.readline() == "ready\n"
-        path = tmp_path / "broker"
-        (tmp_path / MARKER).touch()
-        for outcome in run_each_apart(["recover", path], ["broker", path], ["demo", "--out", tmp_path]):
-            assert_one_line(outcome, path, f"open in process {live.pid}")
-        live.send_signal(signal.SIGKILL)
-    assert run(capsys, "recover", path).status == 0
-
-
 @pytest.mark.parametrize("command", ["trace", "recover"])
 def test_a_pipe_in_a_recording_is_refused_and_not_waited_for(broker, tmp_path, command):
     os.mkfifo(broker / "recording" / "000002.events")
@@ -176,13 +161,6 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("size", ["16k", "48k"])
-def test_a_disk_too_small_for_a_store_is_full(small_disk, capsys, size):
-    disk = small_disk(size)
-    assert_one_line(run(capsys, "broker", disk / "broker", "--seconds=1"), disk / "broker", "full")
-
-
-@pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["256k", "512k", "1m"])
 def test_a_broker_that_fills_the_disk_stops_and_loses_nothing(small_disk, tmp_path, capsys, size):
@@ -216,46 +194,6 @@ def test_a_trace_on_a_full_disk_is_whole_or_not_there(small_disk, good_trace, ki
     assert tree(disk) == before
 
 
-@pytest.mark.root
-@pytest.mark.parametrize("earlier", [True, False])
-def test_a_result_on_a_full_disk_is_whole_or_not_there(small_disk, earlier):
-    disk = small_disk("64k")
-    if earlier:
-        (disk / "summary.json").write_text("earlier")
-    fill(disk)
-    before = tree(disk)
-    with pytest.raises(OSError, match="No space left") as raised:
-        write_atomically(disk / "summary.json", "x" * 100_000)
-    assert raised.value.filename == str(disk / "summary.json")
-    assert tree(disk) == before
-
-
-@pytest.mark.root
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["32k", "128k"])
-def test_a_demo_on_a_small_disk_is_one_line_without_results(small_disk, capsys, size):
-    out = small_disk(size) / "out"
-    assert_one_line(run(capsys, "demo", "--out", out, "--seconds=2"), out, "full")
-    assert not (out / "summary.json").exists()
-    assert not (out / "report.html").exists()
-
-
-@pytest.mark.soak
-@pytest.mark.root
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_full_disk_for_the_temporary_files_of_spark_is_one_line(small_disk, tmp_path, capsys):
-    disk = small_disk("64k")
-    # A small trace is replayed without files.
-    generated = run(capsys, "trace", "generate", tmp_path / "trace", "--workload", "key_shared", "--events", "1000000")
-    assert generated.status == 0
-    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(disk)}
-    outcome = run_apart("redelivery", tmp_path / "trace", env=environment)
-    assert_one_line(outcome, tmp_path / "trace", "the disk is full", "SPARK_LOCAL_DIRS")
-    assert "Job aborted" not in outcome.err
-
-
 def fill(disk):
     """Leave no room at all."""
     with (disk / "filler").open("wb", buffering=0) as filler:
@@ -268,56 +206,41 @@ def fill(disk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["recover", "trace"])
-def test_an_answer_that_cannot_be_written_is_said_to_be_so(broker, tmp_path, command):
-    arguments = [broker] if command == "recover" else [broker / "recording", tmp_path / "trace"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*ENTRY, command, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: the disk is full\n")
-
-
-@pytest.mark.slow
-def test_a_reader_that_left_is_one_line(broker):
-    reading, writing = os.pipe()
+def test_an_answer_that_cannot_be_written_is_said_to_be_so(broker, tmp_path):
+    reading, left = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [*ENTRY, "recover", str(broker), "--json"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
-    )
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (2, "ackstate: standard output: Broken pipe\n")
+    with Path("/dev/full").open("w") as full, os.fdopen(left, "w") as pipe:
+        for words, out, why in (
+            (["recover", broker], full, "the disk is full"),
+            (["trace", broker / "recording", tmp_path / "trace"], full, "the disk is full"),
+            (["recover", broker, "--json"], pipe, "Broken pipe"),
+        ):
+            command = [*ENTRY, *map(str, words)]
+            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+            assert (done.returncode, done.stderr) == (2, f"ackstate: standard output: {why}\n")
 
 
-def fake_java(home, *, version, then="exit 0"):
-    java = home / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(
-        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit; fi\n{then}\n'
-    )
-    java.chmod(0o755)
+OLD = "echo 'openjdk version \"{}\"' >&2"
+NO_JAVA = {
+    "old": (OLD.format("11.0.22"), 0o755, "/bin/java is Java 11; Spark needs Java 17 or newer"),
+    "very old": (OLD.format("1.8.0_292"), 0o755, "/bin/java is Java 8;"),
+    "silent": ("", 0o755, ""),
+    "no program": ("", 0o644, ""),
+    "nowhere": (None, 0, ""),
+}
 
 
-def refused_by_java(monkeypatch, home):
-    """Return why Spark does not start with a Java."""
-    monkeypatch.setenv("JAVA_HOME", str(home))
+@pytest.mark.parametrize(("script", "mode", "said"), NO_JAVA.values(), ids=NO_JAVA)
+def test_a_java_that_is_too_old_or_none_is_named(tmp_path, monkeypatch, script, mode, said):
+    if script is not None:
+        java = tmp_path / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(mode)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SparkUnavailableError) as caught:
         start_java({})
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(("version", "major"), [("11.0.22", 11), ("1.8.0_292", 8), ("16-ea", 16)])
-def test_a_java_that_is_too_old_is_named(tmp_path, monkeypatch, version, major):
-    fake_java(tmp_path, version=version)
-    said = refused_by_java(monkeypatch, tmp_path)
-    assert f"{tmp_path / 'bin' / 'java'} is Java {major}" in said
-    assert "17 or newer" in said
-
-
-def test_what_is_no_home_of_spark_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "none"))
-    with pytest.raises(SparkUnavailableError, match=r"no spark-submit in SPARK_HOME=.*none"):
-        find_java()
+    assert f"{tmp_path}{said}" in str(caught.value)
 
 
 def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
@@ -325,22 +248,6 @@ def test_a_missing_java_is_said_before_anything_is_run(good_trace, tmp_path):
     for words in (["redelivery", good_trace], ["demo", "--out", tmp_path / "out"]):
         assert_one_line(run_apart(*words, env=environment), "no Java on the PATH", "Java 17")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [MARKER]
-
-
-@pytest.mark.parametrize("what", ["nowhere", "no program", "silent"])
-def test_a_java_home_without_java_is_named(tmp_path, monkeypatch, what):
-    if what != "nowhere":
-        fake_java(tmp_path, version="17")
-        (tmp_path / "bin" / "java").write_text("#!/bin/sh\n")
-        (tmp_path / "bin" / "java").chmod(0o644 if what == "no program" else 0o755)
-    assert str(tmp_path) in refused_by_java(monkeypatch, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_java_that_does_not_start_spark_is_one_line(good_trace, tmp_path):
-    fake_java(tmp_path, version="17.0.1", then="echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1")
-    outcome = run_apart("redelivery", good_trace, env={**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert_one_line(outcome, "Spark does not start", "Could not create the Java Virtual Machine")
 
 
 BARE = """

@@ -18,7 +18,7 @@ import pytest
 
 from ackstate.analysis import cli
 from ackstate.analysis.cli import console, demo
-from ackstate.analysis.demo.directory import BrokerDirectory, DemoDirectory
+from ackstate.analysis.demo.directory import BrokerDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
@@ -87,7 +87,7 @@ def test_help_teaches_within_80_columns(monkeypatch, capsys, arguments):
 def test_help_waits_for_nothing_that_only_a_command_needs():
     program = "import sys, ackstate.analysis.cli; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
-    heavy = {"pyspark", "pyarrow", "pandas", "fastapi", "httpx", "kazoo"}
+    heavy = {"pyspark", "pyarrow", "pandas", "fastapi", "uvicorn", "starlette", "pydantic", "httpx", "kazoo"}
     assert not heavy & set(loaded.split())
 
 
@@ -97,13 +97,6 @@ def test_help_names_every_command_and_the_steps_by_hand(capsys):
         assert f"\n  {command} " in out
         assert f"ackstate {command}" in out
     assert "kill -9 $!" in out
-
-
-def test_every_option_stands_in_the_help_in_full(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = run(capsys, "broker", "--help").out
-    for option in ("--max-unpersisted-ack-record-bytes", "--entries-per-ledger-max", "--max-unacked-messages"):
-        assert option in out
 
 
 # --- tables
@@ -126,36 +119,6 @@ def test_the_demo_table_has_every_cell_in_full(terminal, monkeypatch, inside_per
     if inside_persist:
         expected[2][3] = "1234567 or, if written, 98765"
     assert cells(lines) == expected
-
-
-def test_a_name_too_long_for_the_terminal_goes_on_in_the_next_line(terminal, monkeypatch):
-    name = "billing-of-the-northern-provinces-and-all-islands"
-    lines = shown(terminal, monkeypatch, show_outcome, demo_run([name, "short"]))
-    assert max(map(len, lines)) <= 80
-    assert [row[0].replace(" ", "") for row in cells(lines)] == [name, "short"]
-
-
-@pytest.mark.slow
-def test_the_recovery_tables_have_every_cell_in_full(tmp_path, terminal, monkeypatch):
-    place = killed_broker(tmp_path / "broker")
-    told = json.loads(run_apart("recover", shutil.copytree(place.path, tmp_path / "copy"), "--json").out)
-    lines = shown(terminal, monkeypatch, cli.main, ["recover", str(place.path)])
-    assert max(map(len, lines)) <= 80
-    assert "…" not in "".join(lines)
-    recovered, redelivered = cells(lines)[:3], cells(lines)[3:]
-    for found, first, second in zip(told["subscriptions"], recovered, redelivered, strict=True):
-        report = found["report"]
-        assert first == [
-            found["subscription"], "journal", str(report["records_replayed"]), "0", found["mark_delete"],
-            str(report["range_count"]),
-        ]  # fmt: skip
-        assert second == [
-            found["subscription"],
-            *(str(found[key]) for key in ("acked", "durable", "observed")),
-            "0",
-            "0",
-        ]
-        assert found["observed"] > 0
 
 
 def test_a_pipe_gets_every_row_in_one_line(monkeypatch, capsys):
@@ -238,30 +201,6 @@ def test_an_interrupted_broker_says_so_and_leaves_what_a_dead_one_does(tmp_path)
     assert run_apart("recover", tmp_path / "broker").status == 0
 
 
-@pytest.mark.soak
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "the demo alone"])
-def test_an_interrupted_demo_ends_in_a_line_and_nothing_lives_on(tmp_path, whole_group):
-    command = [*ENTRY, "demo", "--seconds=1", "--repeat=1000", "--out", str(tmp_path / "out")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as live:
-        # One of the runs is over, so the next is under way.
-        assert live.stderr.readline().startswith("seed 1: equal")
-        if whole_group:
-            os.killpg(live.pid, signal.SIGINT)
-        else:
-            live.send_signal(signal.SIGINT)
-        out, err = live.communicate(timeout=60)
-    assert (live.returncode, out) == (130, "")
-    assert err.splitlines()[-1] == "ackstate: interrupted"
-    assert "Traceback" not in err
-    assert {path.name for path in (tmp_path / "out").iterdir()} <= {".ackstate-demo", "broker", "trace.parquet"}
-    with DemoDirectory(tmp_path / "out").claimed():
-        pass
-
-
 WATCHED_JAVA = """#!/bin/sh
 case "$*" in
 *launcher.Main*) ;;
@@ -341,22 +280,4 @@ def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
     before = with_strangers(tmp_path)
     outcome = run_apart("crash", "--layer", "L3", "--runs", "1", cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, "")
-    assert tree(tmp_path) == before
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.soak
-def test_workers_of_spark_do_not_take_modules_in_the_current_directory_for_ours(tmp_path):
-    before = with_strangers(tmp_path)
-    outcome = run_apart("demo", "--seconds=1", "--json", "--out=-out", cwd=tmp_path)
-    assert (outcome.status, outcome.err) == (0, "")
-    assert json.loads(outcome.out) == json.loads((tmp_path / "-out" / "summary.json").read_text())
-    assert {path.name for path in (tmp_path / "-out").iterdir()} == {
-        "broker",
-        "report.html",
-        "summary.json",
-        "trace.parquet",
-    }
-    shutil.rmtree(tmp_path / "-out")
     assert tree(tmp_path) == before

@@ -12,11 +12,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ackstate.analysis.report.contents import headline, short_name
-from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.report.page import render
 from ackstate.analysis.wording import printable
 from chromium import AXE, MISSING, Rectangle, barriers, emulate, luminance, requests
-from report_contents import BETTER, contents, pulsar_result, sweep_result, usual_names
+from report_contents import contents, sweep_result, usual_names
 
 pytestmark = [
     pytest.mark.browser,
@@ -25,7 +24,7 @@ pytestmark = [
 ]
 
 DESKTOP, WIDE, TELEPHONE, SMALL_TELEPHONE = 1280, 1920, 390, 360
-CHARTS = ("total", "worst", "causes", "prices", "calibrated")
+CHARTS = ("total", "worst", "causes", "prices")
 HOSTILE = (
     "<script>alert(1)</script>",
     "</script><img src=x onerror=alert(2)>",
@@ -117,18 +116,8 @@ def test_every_cell_is_the_jsons_and_so_is_the_headline(browser, show):
     assert browser.find_element(By.CSS_SELECTOR, "#all-policies tr.picked").text.startswith("flush every 5 s")
 
 
-def test_other_scopes_and_the_recommended_policy_can_be_chosen(browser, show):
-    show(contents())
-    options = browser.find_elements(By.CSS_SELECTOR, "#estimates option")
-    named = {each.get_property("textContent"): each for each in options}
-    named["topics, recommended policy"].click()
-    assert [row[0] for row in cells(browser, "estimates")] == ["(all)"] * 3
-    named["all, recorded"].click()
-    assert [row[2] for row in cells(browser, "estimates")] == ["2,284.5"]
-
-
 def test_thousands_of_rows_sort_and_filter_by_mouse_and_keyboard(browser, show):
-    show(contents(sweep_result(usual_names(3_000), flushes=(60_000,)), inputs=ReportInputs()))
+    show(contents(sweep_result(usual_names(3_000), flushes=(60_000,))))
     assert len(cells(browser, "estimates")) == 50
     assert sorts(browser, "estimates") == [("mean, messages", "descending")]
     head(browser, "estimates", "subscription").find_element(By.TAG_NAME, "button").click()
@@ -157,15 +146,6 @@ def assert_on_first_screen(browser):
     for selector in ("#headline", ".cards", "#who", "#why", "#change", "#price"):
         assert browser.find_element(By.CSS_SELECTOR, selector).is_displayed()
         assert bottom(browser, selector) < 800
-
-
-def test_the_first_screen_has_room_for_warnings_and_several_settings(browser, show):
-    told = contents(pulsar_result(better=BETTER, current=3))
-    assert told.result.warnings
-    show(told)
-    assert_on_first_screen(browser)
-    lines = browser.find_element(By.CSS_SELECTOR, "#change pre").text.splitlines()
-    assert lines == ["managedLedgerDefaultMarkDeleteRateLimit=5", "managedLedgerMaxUnackedRangesToPersist=50000"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -276,34 +256,4 @@ def test_hostile_names_are_read_as_they_are_and_do_nothing(browser, show):
     body = browser.find_element(By.TAG_NAME, "body").get_property("textContent")
     assert chr(0x202E) not in body
     assert browser.execute_script("return document.documentElement.scrollWidth") == TELEPHONE
-    assert browser.get_log("browser") == []
-
-
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        (contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()),
-         ["No other policy was compared", "ackstate sweep traces/orders --report"]),
-        (contents(sweep_result(usual_names(1), flushes=(), duration_ms=0), duration_ms=0, inputs=ReportInputs()),
-         ["The trace has no duration: had the broker crashed, at"]),
-    ],
-    ids=["one-subscription", "one-millisecond"],
-)  # fmt: skip
-def test_what_is_not_there_is_said_in_words(browser, show, told, said):
-    show(told)
-    text = browser.find_element(By.TAG_NAME, "body").text
-    assert [each for each in said if each not in text] == []
-    assert len(cells(browser, "estimates")) == 1
-    assert browser.get_log("browser") == []
-
-
-def test_a_sweep_that_recommends_nothing_still_shows_its_policies(browser, show):
-    dearer = sweep_result(flushes=(90_000, 120_000)).compared_with("recorded")
-    assert dearer.recommended is None
-    show(contents(dearer))
-    assert len(cells(browser, "all-policies")) == 3
-    key = [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#prices .key bdi")]
-    assert key
-    assert "recommended policy" not in key
-    assert "Nothing: no policy of the grid is better" in browser.find_element(By.ID, "change").text
     assert browser.get_log("browser") == []

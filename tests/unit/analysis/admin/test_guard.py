@@ -9,11 +9,9 @@ import httpx
 import pytest
 
 from ackstate import AckStateError, MemoryStore
-from ackstate.analysis.admin import guard
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.guard import BODY_BYTES_MAX
-from ackstate.analysis.admin.server import ServerSettings, listening
-from ackstate.limits.policies import PolicyOwner, PolicyStore
+from ackstate.analysis.admin.server import ServerSettings
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
 SCOPE = {"type": "http", "path": PATH, "raw_path": PATH.encode(), "client": ("127.0.0.1", 4444)}
@@ -65,31 +63,13 @@ class TestGuardTokens:
     def test_what_tells_nothing_of_the_store_needs_none(self, guarded, path):
         assert guarded("GET", path).status_code == 200
 
-    def test_with_a_token_any_host_will_do(self, guarded):
-        headers = {"Host": "admin.example.com", "Authorization": f"Bearer {TOKEN.decode()}"}
-        assert guarded("GET", PATH, headers=headers).status_code == 200
-
-    def test_it_is_compared_in_constant_time(self, guarded, monkeypatch):
-        compared = []
-        monkeypatch.setattr(guard.hmac, "compare_digest", lambda *pair: compared.append(pair))
-        assert guarded("GET", PATH, headers={"Authorization": "Bearer x"}).status_code == 401
-        assert compared == [(b"x", TOKEN)]
-
 
 class TestSettings:
-    def test_settings_do_not_show_it(self, tmp_path):
-        assert TOKEN.decode() not in repr(ServerSettings(tmp_path, token=TOKEN))
-
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost"])
     def test_without_one_only_this_machine_is_served(self, tmp_path, host):
         with pytest.raises(AckStateError, match=r"without a token the host must be 127\.0\.0\.1"):
             ServerSettings(tmp_path, host=host)
         assert ServerSettings(tmp_path, host=host, token=TOKEN).host == host
-
-    @pytest.mark.parametrize("host", ["", " "])
-    def test_an_empty_host_is_not_every_address(self, host):
-        with pytest.raises(AckStateError, match="the host must not be empty"):
-            listening(host, 0)
 
 
 class TestHosts:
@@ -138,17 +118,6 @@ class TestPeers:
     def test_nobody_else_is(self, open_app, client, path):
         assert self.status(open_app, client, path) == 403
 
-    def test_a_refused_change_changes_nothing(self, store):
-        before = PolicyStore(store.metadata).read(PolicyOwner("public", "default"))
-
-        async def post():
-            transport = httpx.ASGITransport(create_app(store), client=("203.0.113.9", 4444))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
-                return (await asking.post(PATH, json={"tickTime": 1})).status_code
-
-        assert asyncio.run(post()) == 403
-        assert PolicyStore(store.metadata).read(PolicyOwner("public", "default")) == before
-
     @pytest.mark.parametrize("client", [("203.0.113.9", 4444), None])
     def test_with_a_token_any_peer_is(self, client):
         app = create_app(MemoryStore(), token=TOKEN)
@@ -166,13 +135,6 @@ class TestTokens:
                 make()
             assert "words" not in str(refused.value)
 
-    def test_text_is_no_token(self):
-        with pytest.raises(TypeError, match="the token must be bytes, got str"):
-            create_app(MemoryStore(), token=TOKEN.decode())
-
-    def test_sixteen_characters_will_do(self):
-        create_app(MemoryStore(), token=b"x" * 16)
-
 
 class TestBodies:
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
@@ -180,10 +142,6 @@ class TestBodies:
         answer = ask("POST", PATH, content=b'{"tickTime":1}', headers={"Content-Type": kind})
         assert answer.status_code == 415
         assert ask("GET", PATH).json() is None
-
-    def test_a_charset_does_no_harm(self, ask):
-        headers = {"Content-Type": "application/json; charset=utf-8"}
-        assert ask("POST", PATH, content=b'{"tickTime":1}', headers=headers).status_code == 204
 
     @pytest.mark.parametrize("method", ["POST", "DELETE"])
     def test_one_byte_too_many_is_refused_and_not_one_less(self, ask, method):
@@ -194,25 +152,12 @@ class TestBodies:
         assert answer.status_code == 413
         assert answer.json() == {"reason": "the body is larger than 65536 bytes"}
 
-    @pytest.mark.parametrize("length", [b"65537", b"9" * 40, b"-1", b"x"])
-    def test_a_length_that_is_too_much_is_refused_without_reading(self, length):
-        assert exchange([b"{}"], headers=[(b"content-length", length)]) == (413, 0)
-
     def test_a_body_without_a_length_is_read_no_further_than_the_bound(self):
         assert exchange([b" " * 1024] * 1000) == (413, 65)
-
-    def test_a_body_in_pieces_is_put_together(self):
-        assert exchange([b'{"tick', b"", b'Time":1}']) == (204, 3)
 
     def test_half_a_body_is_no_request(self):
         assert exchange([b'{"tickTime":1}', None]) == (400, 2)
         assert exchange([None]) == (400, 1)
-
-    def test_a_length_with_an_encoding_ends_the_connection(self, ask):
-        """A proxy could read such a request differently."""
-        headers = {"Content-Length": "5", "Transfer-Encoding": "chunked", "Content-Type": "application/json"}
-        answer = ask("POST", PATH, content=b"", headers=headers)
-        assert (answer.status_code, answer.headers["connection"]) == (400, "close")
 
 
 def exchange(pieces, *, headers=()):

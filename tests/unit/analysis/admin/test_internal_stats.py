@@ -88,52 +88,11 @@ def test_a_cursor_is_told_as_a_broker_would_recover_it(ask, store):
     }
 
 
-def test_acks_that_are_not_durable_are_not_told(ask, store):
-    log = publish(store, counts=[10])
-    cursor = subscribe(store, log, "billing")
-    cursor.ack_entries(log.current_ledger_id, [5], now_ms=0)
-    (stats,) = ask("GET", PATH).json()["cursors"].values()
-    assert stats["individuallyDeletedMessages"] == "[]"
-    assert stats["messagesConsumedCounter"] == -10
-
-
 def test_cursors_are_keyed_as_pulsar_writes_their_names(ask, store):
     log = publish(store, counts=[1])
     for name in ("b", "a", "eu/billing é~*"):
         subscribe(store, log, name)
     assert list(ask("GET", PATH).json()["cursors"]) == ["a", "b", "eu%2Fbilling+%C3%A9%7E*"]
-
-
-def test_other_topics_are_left_out(ask, store):
-    other = f"{TOPIC}-2"
-    subscribe(store, publish(store, counts=[5], topic=other), "billing", topic=other)
-    assert ask("GET", PATH).status_code == 404
-    publish(store, counts=[1])
-    assert ask("GET", PATH).json()["cursors"] == {}
-
-
-def test_a_cursor_without_its_log_says_nothing_of_a_backlog(ask, store):
-    log = publish(store, counts=[10])
-    cursor = subscribe(store, log, "billing")
-    cursor.mark_delete(Position(log.current_ledger_id, 2), now_ms=0)
-    cursor.persist(now_ms=0)
-    for ledger_id in log.counts():
-        store.ledgers.delete(ledger_id)
-    stats = ask("GET", PATH).json()
-    assert (stats["ledgers"], stats["lastConfirmedEntry"]) == ([], "-1:-1")
-    found = stats["cursors"]["billing"]
-    assert found["markDeletePosition"] == f"{log.current_ledger_id}:2"
-    assert found["readPosition"] == f"{log.current_ledger_id}:3"
-    assert found["messagesConsumedCounter"] == 0
-
-
-def test_a_cursor_that_cannot_be_opened_is_named_and_no_more(ask, store):
-    log = publish(store, counts=[10])
-    subscribe(store, log, "billing")
-    path = cursor_path(TOPIC, "billing")
-    store.metadata.put(path, b"ACKPgarbage", expected_version=store.metadata.get(path).version)
-    stats = ask("GET", PATH).json()["cursors"]["billing"]
-    assert (stats["state"], stats["markDeletePosition"]) == ("Uninitialized", "-1:-1")
 
 
 def test_a_cursor_beyond_the_end_of_its_log_is_named_and_no_more(ask, store):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from ackstate import CursorConfig, Format, MemoryStore, Message, Start, SubscriptionType, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
-from ackstate.analysis.admin.live import live_configuration, live_internal_stats, live_stats, live_version
+from ackstate.analysis.admin.live import live_configuration, live_version
 from ackstate.analysis.pulsar.broker_settings import broker_settings
 from ackstate.cursor import RangeForm
 from ackstate.delay import DelayConfig
@@ -202,18 +201,6 @@ def assert_same_shape(ours, real, *, path=""):
         assert type(ours) is type(real), path
 
 
-@pytest.mark.parametrize("kind", SubscriptionType)
-def test_each_type_has_pulsars_name(broker, kind):
-    subscription = broker.subscribe(kind=kind)
-    broker.publish(2)
-    subscription.dispatch("ann", 1, now_ms=1_000)
-    stats = broker.get(f"{PATH}/stats")["subscriptions"]["billing"]
-    assert stats["type"] == kind.value
-    assert stats.get("activeConsumerName") == ("ann" if kind.is_single_active else None)
-    assert stats.get("keySharedMode") == ("AUTO_SPLIT" if kind is SubscriptionType.KEY_SHARED else None)
-    assert stats["unackedMessages"] == 1
-
-
 def test_the_lists_lead_to_every_open_topic_with_a_name_of_pulsar(broker):
     for name in ("persistent://public/default/a", "persistent://public/eu/b", "persistent://shop/eu/c", "plain"):
         broker.topics.open(name, now_ms=1_000)
@@ -236,21 +223,6 @@ def test_a_topic_that_is_not_open_is_read_from_the_store(broker):
     for kind in ("stats", "explain"):
         assert broker.get(f"{PATH}/{kind}", status=404) == {"reason": f"{ORDERS} is not open here"}
     broker.get(f"{PATH}-2/internalStats", status=404)
-
-
-def test_a_closed_subscription_is_left_out(broker):
-    broker.subscribe("closed").close(now_ms=1_000)
-    broker.subscribe("open")
-    assert list(broker.get(f"{PATH}/stats")["subscriptions"]) == ["open"]
-    assert list(broker.get(f"{PATH}/internalStats")["cursors"]) == ["open"]
-
-
-def test_a_subscription_that_is_closed_meanwhile_is_left_out(broker):
-    subscription = broker.subscribe()
-    subscription.close(now_ms=1_000)
-    topic = SimpleNamespace(log=broker.topic.log, subscriptions={"billing": subscription})
-    assert live_stats(topic).subscriptions == {}
-    assert live_internal_stats(topic).cursors == {}
 
 
 def test_explain_is_what_the_subscription_explains(broker):
@@ -283,32 +255,6 @@ def test_explain_names_one_subscription_if_asked(broker):
     broker.get(f"{PATH}/explain", subscription="c", status=404)
     for top in ("0", "101", "x"):
         broker.get(f"{PATH}/explain", top=top, status=400)
-
-
-@pytest.mark.parametrize("method", ["PUT", "PATCH"])
-def test_open_topics_are_only_read(broker, method):
-    for kind in ("stats", "internalStats", "explain"):
-        assert broker.ask(method, f"{PATH}/{kind}", json={}).status_code == 405
-
-
-def test_every_route_is_described(broker):
-    document = broker.get("/openapi.json")
-    topic = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
-    for path in ("/admin/v2/tenants", "/admin/v2/brokers/version", f"{topic}/stats", f"{topic}/explain"):
-        operation = document["paths"][path]["get"]
-        assert operation["description"]
-        assert {"400", "500", "503"} <= set(operation["responses"])
-    assert {each["name"] for each in document["paths"][f"{topic}/explain"]["get"]["parameters"]} == {
-        "tenant", "namespace", "topic", "authoritative", "subscription", "top", "nowMs",
-    }  # fmt: skip
-
-
-def test_a_token_is_needed(in_process):
-    store = MemoryStore()
-    ask = in_process(create_app(store, topics=Topics(store), token=b"the-right-token-1"))
-    for path in ("/admin/v2/tenants", f"{PATH}/stats", f"{PATH}/explain", "/admin/v2/brokers/configuration/runtime"):
-        assert ask("GET", path).status_code == 401
-        assert ask("GET", path, headers={"Authorization": "Bearer the-right-token-1"}).status_code in {200, 404}
 
 
 def test_live_objects_are_read_in_the_thread_of_the_loop(broker, live):
@@ -360,12 +306,6 @@ def test_the_snapshot_reads_our_settings_as_those_of_a_pulsar_broker(config, exp
     assert {name: getattr(settings, name) for name in expected} == expected
     assert (settings.subscription_unacked_max, settings.consumer_unacked_max) == (5, 3)
     assert settings.unpersisted_bytes_max == 5 * 2**20
-
-
-def test_the_version_is_text(broker):
-    answer = broker.ask("GET", "/admin/v2/brokers/version")
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert answer.text.startswith("5.0.0-M1 (ackstate ")
 
 
 def test_nothing_is_opened_or_fenced_by_a_request(broker):

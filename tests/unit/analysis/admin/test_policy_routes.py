@@ -46,10 +46,6 @@ def wrote(answer):
 
 @pytest.mark.parametrize("level", LEVELS)
 class TestDelays:
-    def test_unset_is_null(self, ask, level):
-        answer = ask("GET", f"{level}/delayedDelivery")
-        assert (answer.status_code, answer.text) == (200, "null")
-
     def test_an_update_keeps_what_it_does_not_name(self, ask, level):
         path = f"{level}/delayedDelivery"
         wrote(ask("POST", path, json={"active": True, "tickTime": 500, "maxDeliveryDelayInMillis": 60_000}))
@@ -62,10 +58,6 @@ class TestDelays:
             "fixedDeliveryDelayInMillis": 5_000,
         }
 
-    def test_what_was_never_said_is_left_out(self, ask, level):
-        wrote(ask("POST", f"{level}/delayedDelivery", json={"tickTime": 100}))
-        assert ask("GET", f"{level}/delayedDelivery").json() == {"tickTime": 100}
-
     def test_an_explicit_zero_disables(self, ask_with, level):
         ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(max_delivery_delay_ms=9_000)))
         path = f"{level}/delayedDelivery"
@@ -74,68 +66,13 @@ class TestDelays:
         assert ask("GET", path).json() == {"maxDeliveryDelayInMillis": 0}
         assert ask("GET", f"{path}?applied=true").json()["maxDeliveryDelayInMillis"] == 0
 
-    def test_an_update_that_names_nothing_changes_nothing(self, ask, level):
-        wrote(ask("POST", f"{level}/delayedDelivery", json={}))
-        assert ask("GET", f"{level}/delayedDelivery").json() is None
-
     def test_removed_is_null_again_and_may_be_removed_twice(self, ask, level):
         path = f"{level}/delayedDelivery"
         wrote(ask("POST", path, json={"tickTime": 100}))
         wrote(ask("DELETE", path))
         wrote(ask("DELETE", path))
+        wrote(ask("POST", path, json={}))
         assert ask("GET", path).json() is None
-
-    def test_what_pulsars_clients_send_besides_is_ignored(self, ask, level):
-        query = "isGlobal=false&authoritative=false&unheardOf=1"
-        wrote(ask("POST", f"{level}/delayedDelivery?{query}", json={"tickTime": 100}))
-        assert ask("GET", f"{level}/delayedDelivery?{query}").json() == {"tickTime": 100}
-        wrote(ask("DELETE", f"{level}/delayedDelivery?{query}"))
-
-    @pytest.mark.parametrize(
-        ("body", "naming"),
-        [
-            (b'{"tickTime":1.5}', "tickTime"),
-            (b'{"tickTime":true}', "tickTime"),
-            (b'{"tickTime":"1"}', "tickTime"),
-            (b'{"tickTime":NaN}', "tickTime"),
-            (b'{"active":1}', "active"),
-            (b'{"active":"true"}', "active"),
-            (b'{"fixedDelay":1}', "fixedDelay"),
-            (b'{"tick_time":1}', "tick_time"),
-            (b'{"\\ud800":1}', "body"),
-            (b"[]", "body"),
-            (b"null", "body"),
-            (b"5", "body"),
-            (b"", "body"),
-            (b"{", "body"),
-            (b"\xff", "body"),
-            (b"[" * 60_000, "body"),
-            (b'{"tickTime":' + b"9" * 60_000 + b"}", "body"),
-        ],
-    )
-    def test_a_malformed_body_is_refused_by_the_name_of_the_field(self, ask, level, body, naming):
-        answer = ask("POST", f"{level}/delayedDelivery", content=body, headers=JSON)
-        assert answer.status_code == 400
-        assert naming in reason(answer)
-        assert len(reason(answer)) <= 500
-        assert ask("GET", f"{level}/delayedDelivery").json() is None
-
-    @pytest.mark.parametrize(
-        ("field", "number"),
-        [
-            ("fixedDeliveryDelayInMillis", -1),
-            ("maxDeliveryDelayInMillis", -1),
-            ("tickTime", -1),
-            ("tickTime", 0),
-            ("tickTime", 2**63),
-            ("fixedDeliveryDelayInMillis", 10**1000),
-        ],
-    )
-    def test_a_number_out_of_bounds_is_refused_by_the_name_of_the_field(self, ask, level, field, number):
-        answer = ask("POST", f"{level}/delayedDelivery", json={"active": True, field: number})
-        assert answer.status_code == 412
-        assert f"({field}) must be in " in reason(answer)
-        assert ask("GET", f"{level}/delayedDelivery").json() is None
 
     def test_a_fixed_delay_while_inactive_is_refused_with_the_reason(self, ask, level):
         path = f"{level}/delayedDelivery"
@@ -175,11 +112,6 @@ class TestLevels:
         wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}))
         assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json()["fixedDeliveryDelayInMillis"] == 0
 
-    def test_a_topic_that_disabled_before_is_not_heard_any_more(self, ask):
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}))
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
-        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json()["fixedDeliveryDelayInMillis"] == 5_000
-
     def test_a_namespace_may_not_take_away_what_a_topics_fixed_delay_needs(self, ask_with):
         ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(active=False)))
         wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": True}))
@@ -199,18 +131,6 @@ class TestLevels:
         own = {"fixedDeliveryDelayInMillis": 1, "maxDeliveryDelayInMillis": 2**63 - 1}
         wrote(ask("POST", f"{TOPIC}/delayedDelivery", json=own))
         assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json() == PULSARS_DEFAULTS | own
-
-    def test_a_refusal_names_three_topics_and_counts_all(self, ask):
-        for name in "abcde":
-            path = f"/admin/v2/persistent/public/default/{name}/delayedDelivery"
-            wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 7}))
-        answer = ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False, "fixedDeliveryDelayInMillis": 0})
-        assert answer.status_code == 412
-        assert reason(answer) == (
-            "fixedDeliveryDelayInMillis 7 (of the topic) would not be kept for topic persistent://public/default/a: "
-            "delayed delivery is not active (says the namespace); it would be so for 5 topics, such as "
-            "persistent://public/default/a, persistent://public/default/b, persistent://public/default/c"
-        )
 
 
 class TestAnotherBroker:
@@ -245,13 +165,6 @@ class TestAnotherBroker:
         assert "fixedDeliveryDelayInMillis 7" in reason(answer)
         assert "says the broker" in reason(answer)
 
-    def test_what_is_kept_again_may_not_be_broken(self, inactive):
-        wrote(inactive("POST", f"{NAMESPACE}/delayedDelivery", json={"active": True}))
-        for method, body in (("POST", {"active": False}), ("DELETE", None)):
-            answer = inactive(method, f"{NAMESPACE}/delayedDelivery", json=body)
-            assert answer.status_code == 412
-            assert "fixedDeliveryDelayInMillis" in reason(answer)
-
     def test_a_topic_may_not_remove_what_keeps_its_delay(self, inactive):
         wrote(inactive("POST", f"{TOPIC}/delayedDelivery", json={"active": True}))
         answer = inactive("DELETE", f"{TOPIC}/delayedDelivery")
@@ -274,15 +187,6 @@ class TestAnotherBroker:
             "the fixed delay of persistent://public/default/orders, 1 ms, has no effect: "
             "delayed delivery is not active (set by the broker)"
         ]
-
-    def test_all_that_is_kept_is_not_logged(self, inactive, store, caplog):
-        LevelledPolicies(PolicyStore(store.metadata), BrokerPolicies()).log_not_kept()
-        assert caplog.records == []
-
-    def test_names_that_cannot_be_read_are_logged(self, store, caplog):
-        store.metadata.put("/policies/topics/public/default/a%00", b"", expected_version=ABSENT)
-        LevelledPolicies(PolicyStore(store.metadata), BrokerPolicies()).log_not_kept()
-        assert "the policies cannot be listed: metadata below" in caplog.text
 
 
 @pytest.mark.parametrize("policy", ["becomeOldAckRecordSeconds", "maxUnPersistAckRecordsBytes"])
@@ -308,45 +212,6 @@ class TestNumbersInRoutes:
         assert ask("GET", f"{TOPIC}/{policy}?applied=true").json() == 0
         wrote(ask("DELETE", f"{TOPIC}/{policy}"))
         assert ask("GET", f"{TOPIC}/{policy}?applied=true").json() == 4_096
-
-    @pytest.mark.parametrize("body", [b"1.5", b'"4096"', b"true", b"null", b"", b"{}", b"[1]", b"1 2", b"9" * 5_000])
-    def test_a_body_that_is_no_integer_is_malformed(self, ask, policy, body):
-        answer = ask("POST", f"{TOPIC}/{policy}", content=body, headers=JSON)
-        assert answer.status_code == 400
-        assert "body" in reason(answer)
-        assert ask("GET", f"{TOPIC}/{policy}").text == "null"
-
-    @pytest.mark.parametrize("number", [-(2**63) - 1, 2**63, 2**200])
-    def test_a_number_out_of_bounds_is_refused_by_name(self, ask, policy, number):
-        answer = ask("POST", f"{TOPIC}/{policy}", json=number)
-        assert answer.status_code == 412
-        assert policy in reason(answer)
-
-    def test_the_policies_of_one_owner_do_not_disturb_each_other(self, ask, policy):
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 5}))
-        wrote(ask("POST", f"{TOPIC}/{policy}", json=4_096))
-        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
-        assert ask("GET", f"{TOPIC}/{policy}").json() == 4_096
-
-
-def test_a_limit_that_a_handful_of_messages_would_fill_is_refused_with_the_reason(ask):
-    for number in (1, 1023):
-        answer = ask("POST", f"{TOPIC}/maxUnPersistAckRecordsBytes", json=number)
-        assert answer.status_code == 412
-        assert f"is {number}: below 1024 bytes a few messages in flight would fill it" in reason(answer)
-    wrote(ask("POST", f"{TOPIC}/maxUnPersistAckRecordsBytes", json=1024))
-
-
-def test_a_negative_age_is_refused(ask):
-    answer = ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=-1)
-    assert answer.status_code == 412
-    assert reason(answer) == "becomeOldAckRecordSeconds must be in 0..2147483647, got -1"
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", 5), ("DELETE", None)])
-def test_another_policy_is_not_there(ask, level, method, body):
-    assert ask(method, f"{level}/retention", json=body).status_code == 404
 
 
 class TestNamesInRoutes:
@@ -479,12 +344,6 @@ class TestUnreadable:
         assert f"removed the policies of {owner}, which could not be read" in caplog.text
         assert ask("GET", path).text == "null"
 
-    def test_what_can_be_read_is_not_removed_as_a_whole(self, ask):
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1}))
-        wrote(ask("POST", f"{TOPIC}/becomeOldAckRecordSeconds", json=5))
-        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery", headers={"If-Match": "*"}))
-        assert ask("GET", f"{TOPIC}/becomeOldAckRecordSeconds").json() == 5
-
     @BAD
     def test_a_topic_is_in_nobody_elses_way(self, ask, store, caplog, document):
         store.metadata.put(PolicyOwner("public", "default", "bad").path, document, expected_version=ABSENT)
@@ -495,13 +354,6 @@ class TestUnreadable:
         answer = ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False})
         assert (answer.status_code, "default/orders" in reason(answer)) == (412, True)
         wrote(ask("DELETE", f"{NAMESPACE}/delayedDelivery"))
-
-    @BAD
-    def test_a_namespace_lets_its_topics_be_removed(self, ask, store, document):
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 1}))
-        store.metadata.put(PolicyOwner("public", "default").path, document, expected_version=ABSENT)
-        assert "policies of public/default: " in reason(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 2}))
-        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
 
 
 class TestTrouble:
@@ -535,16 +387,8 @@ class TestTrouble:
         assert answer.status_code == 500
         assert reason(answer) == "GET failed with RuntimeError; see the server's log"
 
-    def test_an_error_of_the_store_is_logged(self, ask, store, monkeypatch, caplog):
-        def fail(*_):
-            raise StoreError("the disk is gone")
-
-        monkeypatch.setattr(type(store.metadata), "get", fail)
-        assert ask("GET", "/healthz").status_code == 503
-        assert "StoreError: the disk is gone" in caplog.text
-
     @pytest.mark.parametrize("error", [StoreError, CorruptStateError, UnsupportedVersionError, OSError])
-    def test_the_health_names_no_path(self, ask, store, monkeypatch, error):
+    def test_the_health_names_no_path_and_the_log_does(self, ask, store, monkeypatch, caplog, error):
         """Whoever reaches the port may ask for it."""
 
         def fail(*_):
@@ -554,6 +398,7 @@ class TestTrouble:
         answer = ask("GET", "/healthz")
         assert answer.status_code == (503 if error is StoreError else 500)
         assert "secret" not in answer.text + str(answer.headers)
+        assert f"{error.__name__}: /srv/secret-place" in caplog.text or error is OSError
 
     def test_other_methods_and_paths_have_a_reason_too(self, ask):
         answer = ask("PUT", f"{TOPIC}/delayedDelivery")

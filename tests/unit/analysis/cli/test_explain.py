@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
-from ackstate.analysis.cli.explain import _duration
 from ackstate.topic import MessageLog
 from ackstate.topic.log import log_owner
 from command_line import assert_one_line, run, tree
+from pulsar_admin import TOPIC as SMOKE
+from pulsar_admin import serving
 
 TOPIC = "persistent://a/b/orders"
 NOW_MS = 1_700_000_000_000
@@ -157,14 +158,6 @@ def test_of_a_large_hole_a_sample_is_read(story, capsys):
     assert (hole["entry_count"], hole["mark_delete_advance"]) == (1_000, 1_001)
 
 
-def test_of_several_delayed_messages_the_last_due_counts(story, capsys):
-    story.tell([message(wait_ms=wait_ms) for wait_ms in (20_000, 90_000, 70_000, -1)], acks=[(0, 3)])
-    (cursor,) = explained(capsys, story.path)
-    (hole,) = cursor["holes"]
-    assert told(hole)[2:] == ("DELAYED", "the last message is due in 90.0 s")
-    assert hole["deliver_at_ms"] == NOW_MS + 90_000
-
-
 def test_a_lost_ledger_is_told(story, capsys):
     _, lost, last = story.tell(*[[message()] * 4] * 3, acks=[(0, 2), (1, 1), (1, 3), (2, 2)])
     story.do("DELETE FROM entries WHERE ledger_id = ?", lost)
@@ -176,17 +169,6 @@ def test_a_lost_ledger_is_told(story, capsys):
     assert (by_why[f"{lost}:0"], by_why[f"{lost}:2"]) == (gone, gone)
     assert by_why[f"{last}:0"] == ("UNKNOWN", BROKER, 1_000)
     assert len(by_why) == cursor["hole_count"] == 5
-
-
-def test_messages_that_cannot_be_read_are_lost(story, capsys):
-    (ledger,) = story.tell(*[[message()]] * 9, acks=[(0, 4), (0, 8)], entries_per_ledger_max=9)
-    story.do("UPDATE entries SET data = x'00' WHERE ledger_id = ? AND last_id IN (0, 2)", ledger)
-    (cursor,) = explained(capsys, story.path)
-    holes = {hole["first"]: hole for hole in cursor["holes"]}
-    lowest = holes[f"{ledger}:0"]
-    assert told(lowest)[2:] == ("DATA_LOST", "2 of 4 messages cannot be read")
-    assert lowest["age_ms"] is None
-    assert told(holes[f"{ledger}:5"])[2:] == ("UNKNOWN", BROKER)
 
 
 def test_without_the_message_log_nothing_is_said_to_be_lost(story, capsys):
@@ -201,13 +183,6 @@ def test_without_the_message_log_nothing_is_said_to_be_lost(story, capsys):
     assert {hole["detail"] for hole in cursor["holes"]} == {
         f"the store does not hold the topic's message log; {BROKER}"
     }  # fmt: skip
-
-
-def test_a_cursor_without_holes_needs_no_message_log(story, capsys):
-    story.tell([message()] * 9, acks=[(0, 0)])
-    story.do("DELETE FROM ledgers WHERE owner = ?", log_owner(TOPIC))
-    (cursor,) = explained(capsys, story.path)
-    assert (cursor["hole_count"], cursor["backlog"], cursor["range_count"]) == (0, None, 0)
 
 
 def test_one_cursor_is_chosen_by_its_name(story, capsys):
@@ -249,14 +224,6 @@ def test_people_get_a_table(story, capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("duration_ms", "text"),
-    [(0, "0 ms"), (999, "999 ms"), (12_000, "12 s"), (61_001, "1 min 1 s"), (86_400_000 + 60_000, "1 d")],
-)
-def test_a_duration_has_two_units_at_most(duration_ms, text):
-    assert _duration(duration_ms) == text
-
-
 # --- Stores that cannot be read
 
 
@@ -276,33 +243,49 @@ def test_a_cursor_that_does_not_open_is_reported_and_the_others_are_explained(st
     assert "repair=Repair.START_ANEW" in outcome.out
 
 
-def test_a_log_that_has_lost_its_end_is_a_problem_as_for_inspect(story, capsys):
-    _, lost = story.tell(*[[message()] * 4] * 2, acks=[(0, 2), (1, 1)])
-    story.do("DELETE FROM entries WHERE ledger_id = ?", lost)
-    story.do("DELETE FROM ledgers WHERE id = ?", lost)
-    (cursor,) = explained(capsys, story.path, status=1)
-    assert (cursor["status"], cursor["holes"], cursor["backlog"]) == ("problem", [], None)
-    assert cursor["problems"][0]["found"] == f"one that reaches {lost}:1"
-
-
-def test_a_store_that_is_open_is_explained(story, capsys):
-    story.tell([message()] * 3, acks=[(0, 1)])
-    closed = run(capsys, "explain", story.path)
-    assert closed.status == 0
-    with closing(SqliteStore(story.path)):
-        assert run(capsys, "explain", story.path) == closed
-
-
-def test_what_is_no_store_is_refused_as_by_fsck(tmp_path, capsys):
-    (tmp_path / DATABASE).write_bytes(b"no database at all, but long enough to be looked at" * 20)
-    for place in (tmp_path / "nowhere", tmp_path):
-        outcome = run(capsys, "explain", place)
-        assert outcome == run(capsys, "fsck", place)
-        assert_one_line(outcome, place)
-
-
-def test_an_unknown_name_and_numbers_out_of_range_are_refused(story, capsys):
+def test_an_unknown_name_is_refused(story, capsys):
     story.tell([message()] * 3, acks=[(0, 1)])
     assert_one_line(run(capsys, "explain", story.path, "--subscription=absent"), "absent", "billing")
-    for option in ("--top=0", "--now-ms=-1"):
-        assert run(capsys, "explain", story.path, option).status == 2
+
+
+# --- A live broker
+
+EXPLAINED = {
+    "subscription": "billing", "type": "Shared", "mark_delete": "3:-1", "backlog": 5, "range_count": 1,
+    "record_bytes": 14, "redelivery_if_crashed": 3, "hole_count": 2, "holes": [], "blocked": [],
+}  # fmt: skip
+PUBLIC = "/admin/v2/persistent/public/default"
+
+
+@pytest.fixture
+def live():
+    """A broker with two open topics, of which one is explained."""
+    explained = {"topic": TOPIC, "now_ms": 7, "subscriptions": [EXPLAINED]}
+    with serving({PUBLIC: ["persistent://public/default/t", SMOKE], f"{PUBLIC}/t/explain": explained}) as broker:
+        yield broker
+
+
+def test_a_topic_that_cannot_be_read_is_named(live, capsys):
+    outcome = run(capsys, "explain", live.url, "--json")
+    assert (outcome.status, outcome.err) == (1, "")
+    answer = json.loads(outcome.out)
+    assert answer["now_ms"] == 7
+    expected = {"topic": "persistent://public/default/t", "status": "ok", "problems": []} | EXPLAINED
+    assert answer["cursors"] == [expected]
+    (missing,) = answer["missing"]
+    assert missing["topic"] == SMOKE
+    assert "HTTP 404" in missing["why"]
+    live.answers[PUBLIC] = [SMOKE]
+    assert_one_line(run(capsys, "explain", live.url), "HTTP 404", "/smoke/explain")
+
+
+def test_a_tenant_and_a_namespace_that_cannot_be_listed_are_named(live, capsys):
+    live.answers |= {
+        "/admin/v2/tenants": ["demo", "public"], PUBLIC: ["persistent://public/default/t"],
+        "/admin/v2/namespaces/public": ["public/default", "public/standalone/ns1"],
+    }  # fmt: skip
+    outcome = run(capsys, "explain", live.url, "--json")
+    assert (outcome.status, outcome.err) == (1, "")
+    missing = {each["topic"]: (each["kind"], each["reason"]) for each in json.loads(outcome.out)["missing"]}
+    assert missing == {"demo": ("tenant", "gone"), "public/standalone/ns1": ("namespace", "unsupported")}
+    assert "tenant demo does not exist" in run(capsys, "explain", live.url).out

@@ -13,14 +13,7 @@ import pytest
 from pyarrow import csv as arrow_csv
 
 from ackstate.analysis.cli.estimates import Output
-from command_line import status_of
 from report_contents import sweep_result
-from trace_files import write_acks
-
-
-@pytest.fixture
-def trace(tmp_path):
-    return write_acks(tmp_path / "trace", ("persistent://a/b/c", "<i>"), range(0, 200, 2), begin_ms=1_000)
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "parquet"])
@@ -71,25 +64,3 @@ def csv_value(text):
         return float(text)
     except ValueError:
         return text or None
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--calibration", "x.json"], "--calibration and --trace-summary go with --report"),
-        (["--report", "no/where.html"], "the output must be a file in an existing directory"),
-        (["--report", "."], "the output must be a file in an existing directory"),
-        (["--report", "r.html", "--format", "html", "--out", "s.html"], "give one of them"),
-        (["--report", "r.html", "--calibration", "none.json"], "none.json: No such file"),
-        (["--report", "r.html", "--calibration", "bad.json"], "bad.json: point 0 lacks one of policy, predicted"),
-        (["--report", "r.html", "--trace-summary", "bad.json"], "bad.json: not output of ackstate trace with --json"),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_no_report(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.json").write_text('[{"policy": "p"}]')
-    assert status_of("redelivery", trace, *words) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "trace"]

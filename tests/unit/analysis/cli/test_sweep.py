@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from ackstate.analysis.estimate.recommendation import short_number
 from ackstate.analysis.estimate.results import Estimate, SweepResult
 from ackstate.analysis.replay.grid import persistable
 from ackstate.analysis.replay.policy import Policy, PolicyError
@@ -14,62 +13,6 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
 from command_line import status_of
-from trace_files import write_acks
-
-
-@pytest.fixture
-def trace(tmp_path):
-    return write_acks(tmp_path / "trace", ("persistent://a/b/t", "s"), range(10_000))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--grid", "x"], "give the grid by either --grid or --set"),
-        (["sweep", "{trace}", "--current-policy", "default", "--broker-conf", "x"], "the policy in force by either"),
-        (["sweep", "{trace}", "--broker-conf", "none.conf"], "none.conf: No such file"),
-        (["sweep", "{trace}", "--set", "x=1"], "unknown key 'x'"),
-        (["sweep", "{trace}", "--set", "x=1", "--current-policy", "y=2"], "unknown key 'y'"),
-        (
-            ["sweep", "{trace}", "--set", "tick_ms=1", "--current-policy", "keep"],
-            "current policy must be KEY=V KEY=V or default",
-        ),
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "nan"], "got nan"),
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--crashes-per-day", "-1"], "got -1.0"),
-        (["sweep", "{trace}", "--set", "tick_ms=1,1"], "the policy 'default' occurs twice"),
-        (["sweep", "{trace}", "--set", "tick_ms=1", "--set", "tick_ms=2"], "the setting tick_ms is given twice"),
-        (["sweep", "{trace}", "--set", "tick_ms=,"], "tick_ms must have at least one value"),
-        (
-            ["sweep", "{trace}", "--set", "ledger_writable=false", "--set", "metadata_bytes_max=10"],
-            "not even an empty cursor can be written",
-        ),
-        (
-            [
-                "sweep",
-                "{trace}",
-                "--set",
-                "tick_ms=1",
-                "--current-policy",
-                "ledger_writable=false metadata_bytes_max=10",
-            ],
-            "current policy: not even an empty cursor can be written",
-        ),
-        (["redelivery", "{trace}", "--format", "csv", "--out", "no/such/file.csv"], "no/such"),
-        (["sweep", "{trace}", "--set", "tick_ms"], "a setting must be key=value, got 'tick_ms'"),
-        (["sweep", "{trace}", "--grid", "none.json"], "none.json: No such file"),
-        (["sweep", "no-trace", "--set", "tick_ms=1"], "no-trace: no such trace"),
-        (["redelivery", "{trace}", "--format", "csv"], "--format and --out go together"),
-        (["redelivery", "{trace}", "--format", "xml", "--out", "x"], "--format must be one of json, parquet, csv"),
-        (["redelivery", "{trace}", "--policy", "keep=BEST"], "keep must be one of LOWEST, WIDEST"),
-    ],
-)
-def test_what_is_wrong_is_one_line(trace, tmp_path, monkeypatch, capsys, words, said):  # noqa: PLR0917 - fixtures
-    monkeypatch.chdir(tmp_path)
-    assert status_of(*(word.format(trace=trace) for word in words)) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
 @pytest.fixture
@@ -220,11 +163,6 @@ def test_what_a_recording_does_not_say_is_null_and_not_zero():
     assert counted["write_count"] == 7
 
 
-def test_a_baseline_that_is_no_policy_of_the_grid_is_named():
-    with pytest.raises(PolicyError, match="current policy must be one of 'recorded', 'default', got 'keep=WIDEST'"):
-        sweep_result(({}, 1, 2), baseline="keep=WIDEST")
-
-
 def test_a_policy_that_no_broker_could_run_is_left_out_and_named(caplog):
     caplog.set_level("ERROR")
     impossible = Policy.from_mapping({"ledger_writable": "false", "metadata_bytes_max": 10})
@@ -234,18 +172,3 @@ def test_a_policy_that_no_broker_could_run_is_left_out_and_named(caplog):
     assert refused[0][1].startswith("not even an empty cursor can be written: no ledger can be written")
     with pytest.raises(PolicyError, match=r"policy: metadata_bytes_max=10 ledger_writable=false: not even an empty"):
         persistable([None, impossible])
-
-
-@pytest.mark.parametrize(
-    ("number", "short", "signed"),
-    [
-        (13_312.4, "13,312", "+13,312"),
-        (-1_000, "-1,000", "-1,000"),
-        (999.6, "1,000", "+1,000"),
-        (12.34, "12.3", "+12.3"),
-        (0.01234, "0.0123", "+0.0123"),
-        (0, "0", "+0"),
-    ],
-)
-def test_numbers_are_short_and_never_in_powers_of_ten(number, short, signed):
-    assert (short_number(number), short_number(number, sign="+")) == (short, signed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ackstate import Position
@@ -58,10 +56,6 @@ def test_at_first_everything_is_acked_and_nothing_is_certain():
 def test_a_mark_delete_that_was_loaded_is_durable():
     found = told(poll(1, 5, mark_delete=1, is_mark_delete_loaded=True))
     assert [each for each in found if each[0] == CUT] == [(CUT, (5, 5), (1_000, 1_010))]
-
-
-def test_acks_have_the_interval_between_two_polls():
-    assert told(poll(1), poll(2, 4, 5, 9)) == [(A, (4, 5), (1_000, 2_010)), (A, (9, 9), (1_000, 2_010))]
 
 
 def test_acks_without_ranges_are_cumulative():
@@ -162,12 +156,6 @@ def test_entries_that_are_lost_without_a_load_are_a_seek():
     assert [each[0] for each in found] == [S, RESET, AGAIN, S, CUT]
 
 
-def test_trimmed_ledgers_are_not_lost():
-    first = poll(1, mark_delete=99)
-    later = replace(poll(2, mark_delete=-1), counts={5: 10}, mark_delete=Position(5, 3))
-    assert [each[:2] for each in told(first, later)] == [(M, (0, 3))]
-
-
 def test_a_broker_that_counts_the_acks_itself_is_believed():
     durable = poll(2, 4, reported=RedeliveryReported(entries=0, batches=0))
     assert told(poll(1), durable) == [
@@ -200,12 +188,3 @@ def test_a_continued_recording_covers_the_gap():
         (A, (5, 5), (1_000, 900_010)),
         (S, 900_010, (1_000, 900_010)), (CUT, (4, 5), (1_000, 900_010)),
     ]  # fmt: skip
-
-
-def test_times_never_fall():
-    follower, last_ms = CursorFollower(SETTINGS), 0
-    polls = [poll(1), poll(2, 4), poll(3, 4, 6, last=2), poll(4, 6, last=3), poll(5, 6, ledger=-1, last=-1)]
-    for each in polls:
-        for event in follower.follow(each):
-            assert last_ms <= event.ts_ms <= event.until_ms
-            last_ms = event.ts_ms

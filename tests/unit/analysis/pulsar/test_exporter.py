@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,10 +16,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
 from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector, narrowed
+from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector
 from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
 from ackstate.analysis.pulsar.sources import Listing, LiveBroker, TopicAnswers
-from command_line import ENTRY, assert_one_line, run
+from command_line import ENTRY
 from promql import check_query, samples_of, texts_of
 from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
 
@@ -94,19 +93,6 @@ def test_an_earlier_look_narrows_the_bounds(exported):
     assert value(second, "ackstate_pulsar_redelivery_if_crashed_low") == 0
 
 
-def test_looks_that_contradict_each_other_leave_the_bounds_of_the_latest():
-    def answers(internals, at_s):
-        return TopicAnswers(
-            TopicInternals.model_validate(internals), TopicStats.model_validate(STATS), 1_000 * at_s, 1_000 * at_s + 10
-        )
-
-    now = answers(INTERNALS, 100.0)
-    seek = answers(grown(INTERNALS, by=-1, acked="[(3:0..3:59]]"), 90.0)
-    (alone,) = narrowed(TOPIC, now, [], BrokerSettings())
-    (found,) = narrowed(TOPIC, now, [seek], BrokerSettings())
-    assert found.comes_back == alone.comes_back
-
-
 def test_a_topic_that_is_not_read_is_counted_for_its_broker_and_the_others_are_exported(exported):
     """The broker of one topic dies after the first look."""
     answers = {"/admin/v2/persistent/public/default": [TOPIC, OTHER]} | topic_answers(OTHER_PATH)
@@ -123,33 +109,6 @@ def test_a_topic_that_is_not_read_is_counted_for_its_broker_and_the_others_are_e
     assert value(after, "ackstate_pulsar_up") == 1
 
 
-def test_a_topic_never_read_has_an_unknown_owner(exported):
-    with serving({f"{PATH}/stats": (503, b"", {})}) as broker:
-        (samples,) = exported(broker.url)
-    assert value(samples, "ackstate_pulsar_topics_unread", broker="") == 1
-    assert "ackstate_pulsar_acked_entries" not in {name for name, _, _ in samples}
-
-
-def test_a_namespace_that_cannot_be_listed_is_counted_and_the_others_are_exported(exported):
-    changes = {
-        "/admin/v2/tenants": ["demo", "public"],
-        "/admin/v2/namespaces/demo": ["demo/standalone/ns1", "demo/x"],
-        "/admin/v2/persistent/demo/x": ["persistent://demo/x/t"],
-    } | topic_answers("/admin/v2/persistent/demo/x/t")
-    with serving(changes) as broker:
-
-        def forbid(number):
-            broker.answers["/admin/v2/persistent/demo/x"] = (403, b"", {})
-
-        before, after = exported(broker.url, times=2, between=forbid)
-    unread = "ackstate_pulsar_topics_unread"
-    assert (value(before, unread, broker=""), value(after, unread, broker="")) == (1, 2)
-    assert (value(before, "ackstate_pulsar_topics"), value(after, "ackstate_pulsar_topics")) == (2, 1)
-    assert value(after, "ackstate_pulsar_up") == 1
-    assert value(after, "ackstate_pulsar_collections_failed_total") == 0
-    assert value(after, "ackstate_pulsar_acked_entries", topic=TOPIC) == 30
-
-
 def test_a_cluster_that_does_not_answer_is_a_metric(exported):
     with serving() as broker:
 
@@ -161,18 +120,6 @@ def test_a_cluster_that_does_not_answer_is_a_metric(exported):
     assert value(after, "ackstate_pulsar_collections_failed_total") == 1
     stamp = "ackstate_pulsar_collection_timestamp_seconds"
     assert value(after, stamp) == value(before, stamp), "of the latest look that listed the topics"
-
-
-def test_topics_that_are_gone_are_forgotten(exported):
-    answers = {"/admin/v2/persistent/public/default": [[TOPIC, OTHER]]} | topic_answers(OTHER_PATH)
-    answers["/admin/v2/persistent/public/default"] = [TOPIC, OTHER]
-    with serving(answers) as broker:
-
-        def delete(number):
-            broker.answers["/admin/v2/persistent/public/default"] = [TOPIC]
-
-        before, after = exported(broker.url, times=2, between=delete)
-    assert (value(before, "ackstate_pulsar_topics"), value(after, "ackstate_pulsar_topics")) == (2, 1)
 
 
 def test_old_looks_are_kept_for_quiet_cursors():
@@ -213,12 +160,6 @@ def test_requests_are_spaced():
         assert admin.request_count == 10
 
 
-def test_the_requests_are_counted(exported):
-    with serving() as broker:
-        (samples,) = exported(broker.url)
-        assert value(samples, "ackstate_pulsar_requests_total") == len(broker.asked)
-
-
 # --- Alerts and dashboard
 
 
@@ -249,30 +190,6 @@ def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape)
         assert "summary: " in rest
 
 
-def test_a_misspelt_alert_is_found(scrape):
-    with pytest.raises(AssertionError):
-        check_query("sum by (brokers) (ackstate_pulsar_topics_unread) > 0", [], scrape)
-
-
-def test_the_dashboard_can_be_imported():
-    panels = DASHBOARD["panels"]
-    assert (DASHBOARD["id"], len({panel["id"] for panel in panels})) == (None, len(panels))
-    cells = [
-        (x, y)
-        for at in (panel["gridPos"] for panel in panels)
-        for x in range(at["x"], at["x"] + at["w"])
-        for y in range(at["y"], at["y"] + at["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) == 23
-    for panel in panels:
-        assert panel["description"]
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-
-
-# --- The command
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_a_signal(number):
@@ -293,35 +210,6 @@ def test_it_serves_until_a_signal(number):
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (0, "", "")
-
-
-def test_a_port_in_use_is_one_line(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as held, serving() as broker:
-        outcome = run(capsys, "pulsar", "exporter", broker.url, "--port", held.getsockname()[1])
-    assert_one_line(outcome, "cannot listen on 127.0.0.1 port", "Address already in use")
-
-
-def test_an_empty_host_is_not_every_address(capsys):
-    with serving() as broker:
-        outcome = run(capsys, "pulsar", "exporter", broker.url, "--port", "0", "--host", " ")
-    assert_one_line(outcome, "the host must not be empty")
-
-
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["ftp://host"], "the URL of the server"),
-        (["http://me:secret@host"], "has a user or password"),
-        (["http://host", "--every", "0s"], "must be from 1s to 1h"),
-        (["http://host", "--requests-per-second", "0"], "--requests-per-second"),
-        (["http://host", "--topic", "a/b/c/d/e"], "Invalid topic name"),
-        (["http://host", "--token-host", "http://other"], "--token-host must be HOST"),
-    ],
-)
-def test_wrong_options_are_one_line(capsys, words, names):
-    outcome = run(capsys, "pulsar", "exporter", *words)
-    assert_one_line(outcome, names)
-    assert "secret" not in outcome.err
 
 
 def test_before_the_first_look_only_counters_are_exported():

@@ -13,7 +13,7 @@ import pytest
 from pyroaring import BitMap
 
 from ackstate.analysis.pulsar import bounds
-from ackstate.analysis.pulsar.bounds import comes_back, most_within_bytes, most_within_limit
+from ackstate.analysis.pulsar.bounds import comes_back, most_within_bytes
 from ackstate.analysis.pulsar.broker_settings import BrokerSettings, broker_settings
 from ackstate.analysis.pulsar.cursor_look import CursorLook
 from ackstate.analysis.pulsar.internal_stats import CursorInternals, TopicInternals, TopicStats, acked, read_object
@@ -21,7 +21,6 @@ from ackstate.analysis.pulsar.judgement import Looks, judge
 from ackstate.analysis.pulsar.sources import RecordedAnswers, TopicAnswers
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.position import Position
-from ackstate.pulsar_conf import AS_WORDS, RANGES
 from ackstate.wire.pulsar import LimitRule, PositionInfo, RangeForm, encode_position_info, limit_ranges
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "internal-stats"
@@ -91,14 +90,6 @@ def test_a_broker_that_closes_in_good_order_redelivers_what_is_said_of_unloading
     assert measured(CLOSED) == found.if_unloaded == 0
     # Killed, it had brought back some: the last record was too small for all.
     assert found.comes_back.low.entries == 3
-
-
-@pytest.mark.parametrize("name", [*KILLED, CLOSED])
-def test_a_broker_that_just_started_has_it_all_and_nobody_can_tell(name):
-    after = judged(f"after-restart-{name}")
-    assert after.comes_back.low.entries == 0
-    assert after.comes_back.high.entries == len(after.look.deleted)
-    assert any("NoLedger" in remark for remark in after.remarks)
 
 
 @pytest.mark.parametrize("name", [*KILLED, CLOSED])
@@ -326,17 +317,6 @@ def test_the_first_entry_of_a_cursor_ledger_may_lack_the_ranges():
     assert comes_back(without[1], BrokerSettings(), earlier=without[0]).high.entries == 0
 
 
-def test_what_a_limit_cuts_off_comes_back_however_quiet_it_is():
-    settings = BrokerSettings(form=RangeForm.LIST, range_count_max=1)
-    held = ranges((5, 9), (10, 12), (20, 27))
-    looks = [
-        CursorLook({3: 90}, Position(3, 1), held, cursor_ledger=7, last_entry=2, asked_ms=at, answered_ms=at)
-        for at in (0, 100_000)
-    ]
-    low, high = comes_back(looks[1], settings, earlier=looks[0])
-    assert low.entries == high.entries == 7
-
-
 def test_acks_since_an_earlier_look_are_not_durable_if_the_ledger_stands():
     before = CursorLook({3: 90}, Position(3, 1), ranges((5, 9)), cursor_ledger=7, last_entry=2)
     now = CursorLook({3: 90}, Position(3, 3), ranges((5, 9), (11, 14)), cursor_ledger=7, last_entry=2)
@@ -356,36 +336,6 @@ def test_most_within_bytes_is_all_at_the_size_of_all():
     for form in RangeForm:
         assert most_within_bytes(held, size_of(held, form), form=form) == len(held)
         assert most_within_bytes(held, 0, form=form) == 0
-
-
-def test_most_within_limit_of_no_ranges_is_nothing():
-    for version, form in FORMS:
-        assert most_within_limit(DeletedRanges(), BrokerSettings(version=version, form=form)) == 0
-
-
-def test_ranges_across_ledgers_fill_what_is_known_of_them():
-    content = {
-        "ledgers": [{"ledgerId": 3, "entries": 5}, {"ledgerId": 4, "entries": 2}, {"ledgerId": 6, "entries": 0}],
-        "currentLedgerEntries": 9,
-        "cursors": {
-            "s": {
-                "markDeletePosition": "3:0",
-                "individuallyDeletedMessages": "[(3:2..6:1], (6:4..6:5]]",
-                "state": "Open",
-            }
-        },
-    }
-    internals = read_object(TopicInternals, content, what="t")
-    _, deleted = acked(internals.cursors["s"], internals.entry_counts(), what="t")
-    assert str(deleted) == "[(3:2..3:4],(4:-1..4:1],(6:-1..6:1],(6:4..6:5]]"
-
-
-def test_settings_come_from_the_text_of_the_broker():
-    texts = {RANGES: "7", AS_WORDS: "false"}
-    found = broker_settings(texts, "4.2.4")
-    assert (found.ranges_kept_max, found.form, found.flush_seconds) == (8, RangeForm.LIST, 60)
-    assert broker_settings(None, "5.0.1").range_count_max == 200_000
-    assert broker_settings(None, "4.0.9").form is RangeForm.LIST
 
 
 def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable():

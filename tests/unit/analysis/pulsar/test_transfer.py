@@ -42,7 +42,6 @@ from ackstate.analysis.pulsar.import_through_broker import (
 )
 from ackstate.cursor.formats import CursorState
 from ackstate.ledger_map import LedgerMap
-from command_line import assert_one_line, run
 from pulsar_nodes import NODE, TOPIC, layout_of, new_nodes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "ack-states-v1.ack"
@@ -203,16 +202,6 @@ def exported(nodes):
     return exported_cursors(layout_of(nodes), TOPIC)
 
 
-def test_fingerprints_are_of_the_first_unacked_and_the_last_acked_messages(nodes):
-    (cursor,) = exported(nodes)
-    first, last = nodes.ids
-    assert [each.position for each in cursor.fingerprints] == [
-        Position(first, 1), Position(first, 2), Position(first, 3), Position(last, 2)
-    ]  # fmt: skip
-    found = {each.position: each.publish_time_ms for each in cursor.fingerprints}
-    assert found[Position(first, 3)] == (first * 100 + 3) % 128
-
-
 class Client:
     """A client of Pulsar that has messages to read, by when they were published; it refuses to subscribe.
 
@@ -318,36 +307,3 @@ def test_an_export_names_what_there_is(nodes):
     nodes.set(f"{NODE}p-partition-10/s", nodes.get(f"{NODE}/s").data)
     found = exported_cursors(store, f"{TOPIC}p")
     assert [each.topic for each in found] == [f"{TOPIC}p-partition-2", f"{TOPIC}p-partition-10"]
-
-
-@pytest.mark.slow
-def test_the_commands_refuse_in_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("ACKSTATE_BOOKKEEPER_CLASSPATH", raising=False)
-    missing, golden = tmp_path / "none", str(GOLDEN)
-    second = tmp_path / "two"
-    write_ack_states(second, replace(GOLDEN_FILE, cursors=(GOLDEN_CURSOR, replace(GOLDEN_CURSOR, subscription="b"))))
-    for words, expected in {
-        ("export", "etcd:h:1", "t", str(missing)): "metadata in etcd is not supported",
-        ("export", "pulsar+zk://", "t", str(missing)): "expected pulsar+zk://HOST:PORT",
-        ("export", "pulsar+zk://h:1", "non-persistent://a/b/c", str(missing)): "topic must be persistent://",
-        ("import", str(missing), "pulsar://127.0.0.1:1"): "No such file",
-        ("import", golden, "pulsar+zk://h:1"): "not a URL of the form pulsar://HOST:PORT",
-        (
-            "import",
-            golden,
-            "pulsar://127.0.0.1:1",
-            "--subscription",
-            "x",
-        ): "has no such cursor; its",
-        ("import", golden, "pulsar://127.0.0.1:1", "--as", ""): "--as must not be empty",
-        ("import", str(second), "pulsar://127.0.0.1:1", "--as", "x"): "--as needs one subscription",
-        ("export", f"pulsar+rocksdb:{tmp_path}", "t", str(missing)): "metadata in RocksDB is not supported",
-    }.items():
-        outcome = run(capsys, "pulsar", *words)
-        assert outcome.status == 2, (words, outcome)
-        assert_one_line(outcome)
-        assert expected in outcome.err, (words, outcome.err)
-        assert not missing.exists()
-    for command in ("inspect", "fsck", "explain"):
-        outcome = run(capsys, command, "pulsar+etcd:h:1")
-        assert (outcome.status, "metadata in etcd is not supported" in outcome.err) == (2, True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
@@ -18,9 +16,8 @@ from ackstate.analysis.report.contents import (
     shown_policies,
     worst_subscriptions,
 )
-from ackstate.analysis.report.figures import is_resolved, is_sawtooth, policy_names, slices_of
+from ackstate.analysis.report.figures import is_resolved, is_sawtooth, slices_of
 from ackstate.analysis.report.grids import DATA_BYTES_MAX, grids
-from ackstate.analysis.report.inputs import ReportInputs
 from ackstate.analysis.report.page import render
 from report_contents import (
     BEGIN_MS,
@@ -56,12 +53,6 @@ def test_the_reference_is_the_current_policy_and_the_recording_only_if_no_policy
     assert shown_policies(alone) == [alone.policies[0]]
 
 
-def test_a_recording_without_persists_is_not_drawn():
-    rows = [row(0, "total", expected=5.0, most=9) | {"write_count": 0}, row(1, "total", expected=2.0, most=4)]
-    result = SweepResult.of_rows("t", [None, Policy()], rows, crashes_per_day=1)
-    assert [each.label for each in shown_policies(result)] == ["default"]
-
-
 def test_the_worst_subscriptions_have_their_share_of_the_whole():
     result = sweep_result()
     first, second, *_ = main_subscriptions(reference_of(result), count_max=3)
@@ -90,18 +81,6 @@ def test_the_answer_has_the_gain_of_each_setting_its_lines_and_its_price():
     assert "5 times a second instead of once a second: saves 1,828 messages" in single
 
 
-def test_a_policy_that_is_no_pulsar_setting_has_no_line_of_broker_conf():
-    html = answer(contents())
-    assert "flush_interval_ms=5000" in html
-    assert "managedLedger" not in html
-    assert "--broker-conf" in html
-
-
-def test_a_report_of_one_policy_names_the_command_that_compares_others():
-    html = answer(contents(sweep_result(flushes=())))
-    assert "ackstate sweep traces/orders --report report.html" in html
-
-
 def test_warnings_are_on_the_first_screen():
     html = answer(contents(pulsar_result(current=3)))
     assert "The recording does not match the current policy" in html
@@ -112,14 +91,6 @@ def test_nothing_redelivered_and_no_duration_are_said():
     assert headline(still) == "If the broker crashed, no acked message would be redelivered, at any time (recorded)"
     sudden = sweep_result(flushes=(), duration_ms=0)
     assert "The trace has no duration: had the broker crashed, at" in headline(sudden)
-
-
-def test_a_policy_is_labelled_with_every_setting_that_varies():
-    names = policy_names(pulsar_result(better=BETTER))
-    assert sorted(names.values()) == [
-        "persist at an ack up to 5 times a second, persist 50,000 ranges",
-        "persist at an ack up to once a second, persist 10,000 ranges", RECORDED,
-    ]  # fmt: skip
 
 
 def test_many_teeth_are_a_band_between_exact_quantiles():
@@ -134,24 +105,6 @@ def test_many_teeth_are_a_band_between_exact_quantiles():
     assert all(480 <= each.p50 <= 620 and 1_000 <= each.p99 <= 1_101 for each in found)
 
 
-def test_of_a_thinned_curve_quantiles_follow_the_peaks():
-    curve = saw(0, ("", ""), 1_200, points=400)
-    alternating = tuple(1_000 if number % 2 else 0 for number in range(len(curve.ts_ms)))
-    thinned = replace(curve, value=alternating)
-    assert not is_resolved(thinned)
-    whole = replace(sweep_result().policies[0].total, p50=500, p99=990)
-    assert {(each.p50, each.p99) for each in slices_of(thinned, 16, whole)} == {(500.0, 990.0)}
-
-
-def test_sections_without_content_are_left_out():
-    page = render(contents(sweep_result(usual_names(1), flushes=()), crashes=(), inputs=ReportInputs()))
-    for identity in ("calibration", "bad-rows", "by-cause", "policies"):
-        assert f'id="{identity}"' not in page
-    full = render(contents())
-    for identity in ("calibration", "bad-rows", "by-cause", "policies"):
-        assert f'id="{identity}"' in full
-
-
 def test_a_page_stays_small_whatever_it_shows():
     names = [(f"persistent://t/n/{'x' * 250}{number}", "y" * 200 + str(number)) for number in range(1_000)]
     told = contents(sweep_result(names, flushes=(60_000, 5_000)))
@@ -160,24 +113,6 @@ def test_a_page_stays_small_whatever_it_shows():
     views = [view for grid in grids(told) for view in grid["views"]]
     assert sum(view["omitted"] for view in views) > 500
     assert page.count("x" * 250) < DATA_BYTES_MAX // 250 + 100
-
-
-def test_a_page_of_many_policies_stays_small():
-    policies = [None, *(Policy.from_mapping({"flush_interval_ms": each}) for each in range(600, 0, -1))]
-    rows = [
-        each
-        for number in range(len(policies))
-        for each in sweep_rows(number, usual_names(1), share=1 / (number + 1), scale=number + 1)
-    ]
-    result = SweepResult.of_rows("t", policies, rows, crashes_per_day=1)
-    told = contents(replace(result, refused=tuple((f"range_count_max={number}", "no") for number in range(5_000))))
-    page = render(told)
-    assert len(page.encode()) < 600_000
-    assert "4,990 more policies cannot be replayed" in page
-    assert "Drawn are 200 of 600 policies" in page
-    # The policies with a role are among them.
-    for sign in "●★":
-        assert page.count(f">{sign}</i>") == 3
 
 
 def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
@@ -230,34 +165,3 @@ def test_a_sweep_of_polls_shows_the_recording_and_every_number_as_an_interval():
     assert result.warnings == [], "the intervals overlap"
     (warning,) = polled_result(current_share=0.3).warnings
     assert "1,142 to 2,284 messages per broker crash were recorded, and 343 to 685 are replayed" in warning
-
-
-def test_there_are_no_zero_rows_and_no_empty_parts():
-    nothing = [
-        {**each, "expected": 0.0, "max": 0, "write_count": 0, "bytes_written": 0, "blocked_ms": 0, "not_flushed": 0.0,
-         "young": 0.0, "cut_by_ranges": 0.0}
-        for number in range(2) for each in sweep_rows(number, usual_names(1), share=0, scale=1)
-    ]  # fmt: skip
-    result = SweepResult.of_rows("t", [None, Policy()], nothing, crashes_per_day=1)
-    quiet = contents(result, inputs=ReportInputs())
-    quiet = replace(quiet, curves=tuple(replace(each, value=(0,) * len(each.value)) for each in quiet.curves))
-    page = render(quiet)
-    for part in ("who", "why", "price", "over-time", "prices"):
-        assert f'id="{part}"' not in page
-    assert 'id="headline"' in page
-    answered = answer(contents(pulsar_result()))
-    assert "blocked, s" in answered
-    never = pulsar_result()
-    totals = [
-        replace(each, estimates=tuple(replace(one, blocked_ms=0) for one in each.estimates)) for each in never.policies
-    ]
-    never = replace(never, policies=tuple(totals), current=totals[1])
-    assert "blocked, s" not in answer(contents(replace(never, advice=None)))
-
-
-def test_long_names_keep_their_ends():
-    names = [(f"persistent://a/b/{'t' * 90}-{number}", f"{'service-' * 20}{number:03}") for number in range(4)]
-    page = answer(contents(sweep_result(names)))
-    for _, name in names[:3]:
-        assert name not in page
-        assert name[-20:] in page

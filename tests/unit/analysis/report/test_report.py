@@ -16,8 +16,6 @@ from demo_runs import (
     NAMES,
     demo_run,
     killed_inside_persist,
-    of_one_millisecond,
-    outcome,
     recovery,
 )
 
@@ -95,17 +93,6 @@ def test_every_number_of_the_summary_is_in_its_cell():
     assert page.paragraphs[0] == "1 of 1 predictions equal to observation, 0 lost acks, 0 invented acks"
 
 
-def test_recovery_is_told_with_the_reason_for_what_was_discarded():
-    run = replace(
-        demo_run(["a", "b"]),
-        recoveries=[recovery("a"), recovery("b", bytes_discarded=9, discarded_reason="expected <ACKR>")],
-    )
-    assert rows_of(ReportPage(render([run])), "recoveries") == [
-        ["a", "journal", "12", "0", "6:2064", "64"],
-        ["b", "journal", "12", "9 from byte 4321 on: expected <ACKR>", "6:2064", "64"],
-    ]
-
-
 def test_the_plot_has_a_line_for_each_subscription_that_ends_at_the_kill():
     run = demo_run()
     page = ReportPage(render([run]))
@@ -150,14 +137,6 @@ def test_a_kill_inside_a_persist_shows_both_predictions_and_which_came_true(obse
     assert told.endswith(found)
 
 
-def test_a_persist_that_would_change_nothing_has_one_answer():
-    run = demo_run(["a"])
-    inside = killed_inside_persist(run.subscriptions[0], not_written=3, written=3, observed=3)
-    page = ReportPage(render([replace(run, subscriptions=[inside])]))
-    assert page.paragraphs[-1].endswith("3 were redelivered, which fits both.")
-    assert page.marked(0, "predicted") == [3]
-
-
 def test_several_runs_are_all_listed_with_what_came_of_them():
     runs = [demo_run(seed=seed) for seed in (1, 2, 3)]
     wrong = replace(runs[1].subscriptions[0], observed=5, lost=2)
@@ -172,10 +151,6 @@ def test_several_runs_are_all_listed_with_what_came_of_them():
     assert (
         page.paragraphs[0] == verdict(runs) == "2 of 3 predictions equal to observation, 2 lost acks, 0 invented acks"
     )
-
-
-def test_a_single_run_needs_no_list():
-    assert "runs" not in ReportPage(render([demo_run()])).tables
 
 
 def test_a_failure_is_marked_by_more_than_a_number():
@@ -215,33 +190,3 @@ def test_hostile_names_stay_text():
     assert page.scripts == []
     assert not any(name == "onerror" for _, name, _ in page.attributes)
     assert [name[:20] for name in page.panels] == [name[:20] for name in HOSTILE_NAMES]
-
-
-def test_a_long_name_is_whole_in_the_table_and_cut_in_the_plot():
-    name = "x" * 200
-    page = ReportPage(render([demo_run([name])]))
-    assert rows_of(page, "outcomes")[0][0] == name
-    assert page.panels == ["x" * 23 + "…"]
-
-
-@pytest.mark.parametrize("run", [of_one_millisecond(demo_run()), replace(demo_run(), curve=[])], ids=["point", "empty"])
-def test_a_run_without_length_is_drawn(run):
-    page = ReportPage(render([run]))
-    for panel, found in enumerate(run.subscriptions):
-        assert page.lines[panel].startswith("M0 ")
-        assert page.marked(panel, "observed") == [found.observed]
-
-
-def test_what_has_no_mean_has_a_dash():
-    page = ReportPage(render([of_one_millisecond(demo_run(["a"]))]))
-    assert rows_of(page, "distribution") == [["a", "-", "-", "-", "1703"]]
-
-
-def test_a_run_without_subscriptions_is_a_page_too():
-    page = ReportPage(render([replace(demo_run([]), curve=[])]))
-    assert rows_of(page, "outcomes") == []
-    assert page.panels == []
-
-
-def test_predicted_is_one_number_unless_the_kill_fell_inside_a_persist():
-    assert outcome("a", redelivered=4).prediction == "4"
