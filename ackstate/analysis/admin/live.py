@@ -119,7 +119,14 @@ class LiveRoutes:
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application, before those of the policies, which end in a parameter."""
-        add = _Adder(app)
+
+        def add(path: str, endpoint: Any, *, names: Any = None, **options: Any) -> None:
+            dependencies, statuses = ([], ()) if names is None else ([Depends(names)], (404, 412))
+            app.add_api_route(
+                path, endpoint, dependencies=dependencies, responses=refusals(*statuses), tags=["broker"],
+                response_description="The requested resource", **options,
+            )  # fmt: skip
+
         add("/admin/v2/brokers/version", self.version, response_class=PlainTextResponse)
         add("/admin/v2/brokers/configuration/runtime", self.configuration)
         add("/admin/v2/tenants", self.tenants)
@@ -190,26 +197,6 @@ class LiveRoutes:
             raise HTTPException(404, f"{owner} is not open here") from None
 
 
-@final
-class _Adder:
-    """Adds routes that only read."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-
-    def __call__(self, path: str, endpoint: Any, *, names: Any = None, **options: Any) -> None:
-        """Add a route; `names` declares the parameters of its path."""
-        dependencies = [] if names is None else [Depends(names)]
-        statuses = () if names is None else (404, 412)
-        self._app.add_api_route(
-            path, endpoint, dependencies=dependencies, responses=refusals(*statuses), tags=["broker"],
-            response_description="The requested resource", **options,
-        )  # fmt: skip
-
-
-PERSISTENT = "persistent"
-
-
 class NamedTopic(NamedTuple):
     """The name of a topic, in the parts of a path."""
 
@@ -223,13 +210,10 @@ def named_topics(topics: Topics) -> list[NamedTopic]:
     found = []
     for name in topics:
         parts = parse_topic(name)
-        if parts is not None and parts.domain == PERSISTENT:
+        if parts is not None and parts.domain == "persistent":
             tenant, _, namespace = parts.namespace.partition("/")
             found.append(NamedTopic(tenant, namespace, name))
     return sorted(found)
-
-
-_KEY_SHARED_MODE = "AUTO_SPLIT"
 
 
 class RedeliveryIfCrashed(PulsarResponse):
@@ -346,7 +330,7 @@ def _subscription_stats(subscription: Subscription) -> LiveSubscriptionStats:
         msg_out_counter=stats.sent_messages,
         blocked_subscription_on_unacked_msgs=stats.is_blocked_on_unacked_messages,
         active_consumer_name=subscription.active_consumer,
-        key_shared_mode=_KEY_SHARED_MODE if kind is SubscriptionType.KEY_SHARED else None,
+        key_shared_mode="AUTO_SPLIT" if kind is SubscriptionType.KEY_SHARED else None,
         non_contiguous_deleted_messages_ranges=stats.cursor.range_count,
         subscription_properties={
             name: text for name, text in properties.items() if not name.startswith(INTERNAL_PREFIX)

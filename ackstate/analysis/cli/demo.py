@@ -24,7 +24,7 @@ from ackstate.analysis.cli.tables import subscription_table
 from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.table import Table
 
@@ -123,39 +123,20 @@ def repeat_line(run: DemoRun) -> str:
     return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
 
 
-def recovery_table(results: Sequence[RecoveredCursor]) -> Table:
-    """Return the source of each cursor's state."""
-    table = subscription_table(
-        "Recovered",
-        [result.subscription for result in results],
-        "from",
-        "records",
-        "torn bytes",
-        "mark-delete",
-        "ranges",
+def _recovered_tables(results: Sequence[RecoveredCursor]) -> Iterator[Table]:
+    """Yield the source of each cursor's state; then its redelivered messages, and lost and invented acks: must be 0."""
+    names = [result.subscription for result in results]
+    first = subscription_table("Recovered", names, "from", "records", "torn bytes", "mark-delete", "ranges")
+    second = subscription_table(
+        "Redelivered", names, "acked", "persisted", "redelivered", "lost\nacks", "invented\nacks"
     )
-    for result in results:
+    for name, result in zip(names, results, strict=True):
         report = result.report
-        numbers = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
-        table.add_row(result.subscription, report.source.value, *map(str, numbers))
-    return table
-
-
-def redelivered_table(results: Sequence[RecoveredCursor]) -> Table:
-    """Return the redelivered messages of each cursor, and lost and invented acks, which must be 0."""
-    table = subscription_table(
-        "Redelivered",
-        [result.subscription for result in results],
-        "acked",
-        "persisted",
-        "redelivered",
-        "lost\nacks",
-        "invented\nacks",
-    )
-    for result in results:
+        replayed = (report.records_replayed, report.bytes_discarded, result.mark_delete, report.range_count)
+        first.add_row(name, report.source.value, *map(str, replayed))
         numbers = (result.acked, result.durable, result.observed, result.lost, result.invented)
-        table.add_row(result.subscription, *map(str, numbers))
-    return table
+        second.add_row(name, *map(str, numbers))
+    yield from (first, second)
 
 
 def _record_bytes_limit(number: int) -> int:
@@ -251,6 +232,6 @@ def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> Non
     if json:
         console.write_json({"subscriptions": [result.to_json() for result in results]})
     else:
-        console.show(recovery_table(results), redelivered_table(results))
+        console.show(*_recovered_tables(results))
     if any(result.lost or result.invented for result in results):
         raise typer.Exit(1)

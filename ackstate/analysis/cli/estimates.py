@@ -255,9 +255,9 @@ def rate_text(number: float | None) -> str:
     return "-" if number is None else short_number(number)
 
 
-def bounds_text(low: float | None, high: float | None, text: Callable[[Any], str], *, is_exact: bool) -> str:
+def bounds_text(low: float | None, high: float | None, text: Callable[[Any], str]) -> str:
     """Return a number, or ``LOW to HIGH`` if it is known from polls only."""
-    return text(high) if is_exact or low == high else f"{text(low)} to {text(high)}"
+    return text(high) if low == high else f"{text(low)} to {text(high)}"
 
 
 def mean_text(number: float | None) -> str:
@@ -278,24 +278,17 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         # A trace of a single millisecond has no duration, and so no mean and no quantiles.
         low = row.get("low", row)
-        expected = _interval(*("-" if each["expected"] is None else f"{each['expected']:.1f}" for each in (low, row)))
-        numbers = [
-            _interval(*("-" if each[name] is None else str(each[name]) for each in (low, row)))
-            for name in ("p50", "p99", "max")
-        ]
+        numbers = [bounds_text(low[name], row[name], count_text) for name in ("p50", "p99", "max")]
+        expected = bounds_text(low["expected"], row["expected"], mean_text)
         at_crashes = ", ".join(_at_crash(crash, has_interval="low" in row) for crash in row["crashes"]) or "-"
         table.add_row(row["subscription"], expected, *numbers, at_crashes)
     return table
 
 
-def _interval(low: str, high: str) -> str:
-    return high if low == high else f"{low} to {high}"
-
-
 def _at_crash(crash: dict[str, Any], *, has_interval: bool) -> str:
     """Return the number at a crash; two numbers if it fell inside a persist, or is known from polls."""
     if has_interval:
-        return _interval(str(crash["at_crash_if_written"]), str(crash["at_crash"]))
+        return bounds_text(crash["at_crash_if_written"], crash["at_crash"], str)
     if not crash["persisting_at_crash"]:
         return str(crash["at_crash"])
     return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
@@ -406,15 +399,11 @@ def _policy_table(result: SweepResult) -> Table:
         role = result.role_of(each)
         label = f"{each.label} ({role})" if role and role != each.label else each.label
         low = total.low or total
-        is_exact = total.low is None
         expected, duplicates = (
-            bounds_text(getattr(low, name), getattr(total, name), mean_text, is_exact=is_exact)
+            bounds_text(getattr(low, name), getattr(total, name), mean_text)
             for name in ("expected", "duplicates_per_day")
         )
-        p99, peak = (
-            bounds_text(getattr(low, name), getattr(total, name), count_text, is_exact=is_exact)
-            for name in ("p99", "max")
-        )
+        p99, peak = (bounds_text(getattr(low, name), getattr(total, name), count_text) for name in ("p99", "max"))
         table.add_row(
             label, expected, p99, peak, duplicates,
             rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
@@ -513,11 +502,10 @@ def _estimate_table(result: PolicyResult) -> Table:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
         low = each.low or each
         counts = [
-            bounds_text(getattr(low, name), getattr(each, name), count_text, is_exact=each.low is None)
-            for name in ("p50", "p90", "p99", "max")
+            bounds_text(getattr(low, name), getattr(each, name), count_text) for name in ("p50", "p90", "p99", "max")
         ]
         expected, duplicates = (
-            bounds_text(getattr(low, name), getattr(each, name), mean_text, is_exact=each.low is None)
+            bounds_text(getattr(low, name), getattr(each, name), mean_text)
             for name in ("expected", "duplicates_per_day")
         )
         rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]

@@ -14,10 +14,10 @@ from urllib.parse import urlencode
 
 import typer
 
-from ackstate.analysis.admin_client import AdminServer, topic_path
+from ackstate.analysis.admin_client import topic_path
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
-from ackstate.analysis.cli.pulsar import TrustOption, check_extra
+from ackstate.analysis.cli.pulsar import TrustOption, opened_admin
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
     chosen_cursors,
@@ -27,7 +27,6 @@ from ackstate.analysis.cli.store import (
     unread_json,
 )
 from ackstate.analysis.cli.tables import new_table
-from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 
 _TIME_MS_MAX = 2**63 - 1
-_TIMEOUT_S = 60.0
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 
 
@@ -200,15 +198,12 @@ def _explain_live(
     trust_cert_path: str,
 ) -> None:
     """Print the holes of the open subscriptions of a broker."""
-    check_extra()
-    from ackstate.analysis.admin_client import PulsarAdmin
-    from ackstate.analysis.pulsar.sources import LiveBroker, Unread
-
-    server = AdminServer(url, read_token(token_file) if token_file else "", _TIMEOUT_S, trust_cert_path)
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
     found: list[_TopicExplanation] = []
     missing: list[Unread] = []
-    with PulsarAdmin(server) as admin:
+    with opened_admin(url, token_file, trust_cert_path=trust_cert_path) as admin:
+        from ackstate.analysis.pulsar.sources import LiveBroker, Unread
+
         topics, unlisted = LiveBroker(admin, topics=[] if topic is None else [topic]).listing()
         for each in topics:
             try:

@@ -70,10 +70,10 @@ RequestRateOption: TypeAlias = Annotated[
 def opened_admin(
     url: str,
     token_file: Path | None,
-    token_hosts: Sequence[str] | None,
+    token_hosts: Sequence[str] | None = None,
     *,
-    timeout: Duration,
     trust_cert_path: str,
+    timeout: Duration = Duration(60_000),
     answer_mib_max: int = ANSWER_MIB,
     requests_per_second: float = 0,
 ) -> Iterator[PulsarAdmin]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,8 +109,9 @@ def import_(
         raise typer.BadParameter("--as must not be empty")
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
+    token = read_token(token_file) if token_file else ""
     imported = _through_broker(
-        url, chosen, as_subscription, token=read_token(token_file) if token_file else "", trust_cert_path=tls_trust_cert_path, check=check
+        url, chosen, as_subscription, token=token, trust_cert_path=tls_trust_cert_path, check=check
     )
     if json:
         console.write_json({"cursors": [_imported_json(each) for each in imported]})
@@ -198,15 +200,8 @@ def _exported_table(cursors: Sequence[ExportedCursor]) -> Table:
 
 
 def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
-    return {
-        "topic": cursor.topic,
-        "subscription": cursor.subscription,
-        "mark_delete": None if cursor.mark_delete is None else str(cursor.mark_delete),
-        "range_count": cursor.range_count,
-        "batch_count": cursor.batch_count,
-        "missing_acks": cursor.missing_acks,
-        "remarks": list(cursor.remarks),
-    }
+    mark_delete = None if cursor.mark_delete is None else str(cursor.mark_delete)
+    return asdict(cursor) | {"mark_delete": mark_delete, "remarks": list(cursor.remarks)}
 
 
 def _imported_table(cursors: Sequence[ImportedCursor]) -> Table:
