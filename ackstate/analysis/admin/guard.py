@@ -22,6 +22,8 @@ OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 _TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 8 * 1024
 _TOKEN = re.compile(rb"[\x21-\x7e]+")
 _LOCAL_HOSTS = frozenset({"", "127.0.0.1", "localhost"})
+_LENGTH_DIGITS_MAX = 20
+_TOO_LARGE = f"the body is larger than {BODY_BYTES_MAX} bytes"
 _CLOSE = {"Connection": "close"}
 
 
@@ -80,11 +82,14 @@ def _unsuitable(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
     if scope["method"] == "POST" and _media_type(headers) != b"application/json":
         # A page of another origin can make a browser send other types without a preflight, but not this one.
         return refusal(415, "Content-Type must be application/json")
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
+        return refusal(413, _TOO_LARGE, headers=_CLOSE)
     return None
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Return a `Receive` that refuses a body once it is too large."""
+    """Return a `Receive` that refuses a body once it is too large: it may come without ``Content-Length``."""
     size = 0
 
     async def bounded() -> Message:
@@ -92,7 +97,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > BODY_BYTES_MAX:
-            raise HTTPException(413, f"the body is larger than {BODY_BYTES_MAX} bytes", headers=_CLOSE)
+            raise HTTPException(413, _TOO_LARGE, headers=_CLOSE)
         return message
 
     return bounded

@@ -27,7 +27,7 @@ def test_the_version_is_that_of_the_distribution(capsys):
         ("trace c", ["convert", "check"]),
         ("pulsar s", ["snapshot"]),
         ("broker --delay", ["--delayed-share", "--delay-ms-max"]),
-        ("sweep --trace", ["--trace-summary"]),
+        ("sweep --cur", ["--current-policy"]),
     ],
 )
 def test_names_are_completed(capsys, monkeypatch, words, names):
