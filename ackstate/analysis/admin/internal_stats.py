@@ -10,6 +10,7 @@ Source: ``ManagedLedgerInternalStats`` and ``ManagedCursorImpl`` of Apache Pulsa
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -222,16 +223,8 @@ def explain_subscription(subscription: Subscription, *, name: str, top: int, now
 
 
 def _hole(report: HoleReport) -> ExplainedHole:
-    fields: dict[str, Any] = {name: getattr(report, name) for name in ExplainedHole.model_fields}
-    return ExplainedHole(
-        **fields
-        | {
-            "first": str(report.first),
-            "last": str(report.last),
-            "why": report.why.name,
-            "consumers": list(report.consumers),
-        }
-    )
+    texts = {"first": str(report.first), "last": str(report.last), "why": report.why.name}
+    return ExplainedHole(**asdict(report) | texts | {"consumers": list(report.consumers)})
 
 
 def _block(reason: BlockReason) -> ExplainedBlock:

@@ -37,17 +37,16 @@ class NumberPolicy(StrEnum):
     BECOME_OLD_ACK_RECORD_SECONDS = "becomeOldAckRecordSeconds"
     MAX_UNPERSIST_ACK_RECORDS_BYTES = "maxUnPersistAckRecordsBytes"
 
-    def of(self, policies: Policies) -> int | None:
+    def of(self, policies: Policies | BrokerPolicies) -> int | None:
         """Return the number of this policy."""
-        if self is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
-            return policies.become_old_ack_record_seconds
-        return policies.max_unpersisted_ack_record_bytes
+        number: int | None = getattr(policies, _FIELDS[self])
+        return number
 
-    def put_into(self, policies: Policies, number: int | None) -> Policies:
-        """Return policies with another number for this policy, None for none."""
-        if self is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
-            return replace(policies, become_old_ack_record_seconds=number)
-        return replace(policies, max_unpersisted_ack_record_bytes=number)
+
+_FIELDS = {
+    NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS: "become_old_ack_record_seconds",
+    NumberPolicy.MAX_UNPERSIST_ACK_RECORDS_BYTES: "max_unpersisted_ack_record_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,6 @@ class BrokerPolicies:
             GateLimits.from_pulsar_conf(properties).max_unpersisted_ack_record_bytes,
             topic_may_disable,
         )
-
-    def number(self, policy: NumberPolicy) -> int:
-        """Return the broker's value of a policy."""
-        if policy is NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS:
-            return self.become_old_ack_record_seconds
-        return self.max_unpersisted_ack_record_bytes
 
 
 class PolicyChange(NamedTuple):
@@ -132,13 +125,13 @@ class LevelledPolicies:
                     owner, applied.fixed_delivery_delay_ms, applied.levels.active.value,
                 )  # fmt: skip
 
-    def applied_number(self, owner: PolicyOwner, policy: NumberPolicy) -> int:
+    def applied_number(self, owner: PolicyOwner, policy: NumberPolicy) -> int | None:
         """Return the number in effect: the owner's, else that of its namespace, else the broker's."""
         for each in (owner, owner.of_namespace):
             number = policy.of(self.store.read(each).policies)
             if number is not None:
                 return number
-        return self._broker.number(policy)
+        return policy.of(self._broker)
 
     def update_delays(
         self, owner: PolicyOwner, update: DelayedDeliveryPolicies, *, expected_version: int | None
@@ -174,8 +167,9 @@ class LevelledPolicies:
         self, owner: PolicyOwner, policy: NumberPolicy, number: int | None, *, expected_version: int | None
     ) -> PolicyChange:
         """Set a number, or remove it with None."""
+        field_name = _FIELDS[policy]
         return self._update(
-            owner, lambda policies: policy.put_into(policies, number), expected_version=expected_version
+            owner, lambda policies: replace(policies, **{field_name: number}), expected_version=expected_version
         )
 
     def _update(

@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,29 +57,18 @@ class LayerEntry:
     make: Callable[[str], Layer]
 
 
-def _call_kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.kills import call_kills
+def _layer(module: str, function: str) -> Callable[[str], Layer]:
+    def make(subject: str) -> Layer:
+        return partial(getattr(import_module(f"ackstate.analysis.crash.{module}"), function), subject=subject)
 
-    return partial(call_kills, subject=subject)
-
-
-def _kills(subject: str) -> Layer:
-    from ackstate.analysis.crash.kills import kills
-
-    return partial(kills, subject=subject)
-
-
-def _power_cuts(subject: str) -> Layer:
-    from ackstate.analysis.crash.power_cuts import power_cuts
-
-    return partial(power_cuts, subject=subject)
+    return make
 
 
 # `make crash` adds layers that look inside our own cursor (tests/crash/__main__.py).
 LAYERS = {
-    "L2": LayerEntry("killed at the n-th system call", _call_kills),
-    "L3": LayerEntry("SIGKILL at random moments", _kills),
-    "L4": LayerEntry("power cuts of a real file system", _power_cuts),
+    "L2": LayerEntry("killed at the n-th system call", _layer("kills", "call_kills")),
+    "L3": LayerEntry("SIGKILL at random moments", _layer("kills", "kills")),
+    "L4": LayerEntry("power cuts of a real file system", _layer("power_cuts", "power_cuts")),
 }
 
 
