@@ -22,12 +22,7 @@ NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"
 LEVELS = [NAMESPACE, TOPIC]
 JSON = {"Content-Type": "application/json"}
-PULSARS_DEFAULTS = {
-    "active": True,
-    "tickTime": 1000,
-    "maxDeliveryDelayInMillis": 0,
-    "fixedDeliveryDelayInMillis": 0,
-}
+PULSARS_DEFAULTS = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 0, "fixedDeliveryDelayInMillis": 0}
 
 
 def reason(answer):

@@ -158,10 +158,7 @@ def test_entries_that_are_lost_without_a_load_are_a_seek():
 
 def test_a_broker_that_counts_the_acks_itself_is_believed():
     durable = poll(2, 4, reported=RedeliveryReported(entries=0, batches=0))
-    assert told(poll(1), durable) == [
-        (A, (4, 4), (1_000, 2_010)),
-        (S, 2_010, (1_000, 2_010)),
-    ]
+    assert told(poll(1), durable) == [(A, (4, 4), (1_000, 2_010)), (S, 2_010, (1_000, 2_010))]
 
 
 def test_a_deleted_cursor_redelivers_nothing():

@@ -135,14 +135,7 @@ def test_only_matching_topics_are_polled(tmp_path):
 # --- Brokers that do not answer
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        (404, b'{"reason": "Topic not found"}', {}),
-        (503, b"", {}),
-        (200, b"{}", {}),
-    ],
-)
+@pytest.mark.parametrize("answer", [(404, b'{"reason": "Topic not found"}', {}), (503, b"", {}), (200, b"{}", {})])
 def test_a_topic_that_is_not_answered_is_polled_again_and_the_others_go_on(tmp_path, answer):
     changes = {NAMES: [TOPIC, OTHER]} | topic_answers(OTHER_PATH)
     good = topic_answers(OTHER_PATH)[f"{OTHER_PATH}/internalStats"]

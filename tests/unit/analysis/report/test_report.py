@@ -10,14 +10,7 @@ import pytest
 
 from ackstate.analysis.demo.report import render, verdict
 from ackstate.analysis.demo.run import summary_json
-from demo_runs import (
-    BEGIN_MS,
-    KILL_MS,
-    NAMES,
-    demo_run,
-    killed_inside_persist,
-    recovery,
-)
+from demo_runs import BEGIN_MS, KILL_MS, NAMES, demo_run, killed_inside_persist, recovery
 
 HOSTILE_NAMES = (
     "<script>alert(1)</script>",
