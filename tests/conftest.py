@@ -132,8 +132,8 @@ def bookkeeper_cluster(tmp_path_factory):
 
     if not any(JARS.glob("*.jar")):
         pytest.skip("BookKeeper's jars are missing: bash .ci/setup bookkeeper")
-    # This process will start Java, which handles signals of memory faults itself, and in normal work: JPype's guide says
-    # that Python's handler must not be there before. Java writes a log if it crashes.
+    # This process will start Java, which meets memory faults in normal work and handles them itself: by JPype's guide
+    # Python's handler must not be there before. Java writes a log if it crashes.
     faulthandler.disable()
     with running_cluster(tmp_path_factory.mktemp("bookkeeper")) as cluster:
         yield cluster

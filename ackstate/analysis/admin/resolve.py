@@ -169,7 +169,8 @@ class LevelledPolicies:
         """Set a number, or remove it with None."""
         field_name = _FIELDS[policy]
         return self._update(
-            owner, lambda policies: replace(policies, **{field_name: number}), expected_version=expected_version
+            owner,
+            lambda policies: replace(policies, **{field_name: number}),  # type: ignore[arg-type], expected_version=expected_version
         )
 
     def _update(

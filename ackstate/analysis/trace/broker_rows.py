@@ -85,9 +85,9 @@ class BrokerRows:
             yield from (self._publish(subject.topic, event.ts_ms, _named(run)) for run in event.entries)
             return
         key = subject.topic, subject.subscription
-        followed = self._followed.get(key)
-        if followed is None:
-            followed = self._followed[key] = _FollowedCursor(ledgers, self._heard_ms)
+        if key not in self._followed:
+            self._followed[key] = _FollowedCursor(ledgers, self._heard_ms)
+        followed = self._followed[key]
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
         for row in followed.follow(event, consumer):
