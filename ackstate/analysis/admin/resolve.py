@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ackstate.analysis.admin.answers import LOG
 from ackstate.cursor.config import CursorConfig
@@ -167,11 +167,8 @@ class LevelledPolicies:
         self, owner: PolicyOwner, policy: NumberPolicy, number: int | None, *, expected_version: int | None
     ) -> PolicyChange:
         """Set a number, or remove it with None."""
-        field_name = _FIELDS[policy]
-        return self._update(
-            owner,
-            lambda policies: replace(policies, **{field_name: number}),  # type: ignore[arg-type], expected_version=expected_version
-        )
+        changed: dict[str, Any] = {_FIELDS[policy]: number}
+        return self._update(owner, lambda policies: replace(policies, **changed), expected_version=expected_version)
 
     def _update(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None
