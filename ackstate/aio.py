@@ -1,7 +1,7 @@
 """Topics and subscriptions for asyncio: the same objects, with calls to await.
 
 Calls that wait for the disk do so in a worker thread, so no topic delays another. The calls of one topic come one after
-the other, as the threading rules demand (docs/embedding.md).
+the other, as the threading rules demand (docs/guides/write-a-broker.md).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class AsyncTopics:
 
     To be used in one event loop. At the end of ``async with``, also if the task is cancelled as by Ctrl-C, no publish
     is accepted any more, those under way are finished, and everything is persisted: nothing that was acked is
-    redelivered. SIGTERM cancels no task by itself: docs/embedding.md has a handler that does.
+    redelivered. SIGTERM cancels no task by itself: docs/guides/asyncio.md has a handler that does.
 
     Args:
         store: Where they are stored; stays open. It must be safe for concurrent use, as all stores of this package are.

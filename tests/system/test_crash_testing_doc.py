@@ -1,4 +1,4 @@
-"""`docs/crash-testing.md` is true: its programs are run, and its commands end and say as it shows."""
+"""`docs/guides/crash-test-your-cursor.md` is true: its programs are run, and its commands end and say as it shows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 
 from command_line import assert_one_line, run
 
-TEXT = (Path(__file__).parents[2] / "docs" / "crash-testing.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"`(my_cursor\.\w+)`:\n\n```\w+\n(.*?)```", TEXT, re.DOTALL))
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "guides" / "crash-test-your-cursor.md").read_text(encoding="utf-8")
+FILES = {
+    name: (ROOT / "examples" / name).read_text(encoding="utf-8") for name in re.findall(r"\[`(my_cursor\.\w+)`\]", TEXT)
+}
 CONSOLES = re.findall(r"```console\n(.*?)```", TEXT, re.DOTALL)
 CONVERSATION = re.search(r"```text\n(.*?)```", TEXT, re.DOTALL)[1]
 SYNC = "        os.fsync(self.log.fileno())\n"
@@ -74,6 +77,13 @@ def run_all(shown_commands, capsys):
         assert outcome.status == status, (command, outcome)
         said = {masked(line) for line in outcome.out.splitlines()}
         assert {masked(line) for line in shown} <= said, (command, outcome.out)
+
+
+def test_every_block_is_one_that_is_run_here():
+    assert set(FILES) == {"my_cursor.py", "my_cursor.pl"}
+    assert TEXT.count("\n```") == 2 * (len(CONSOLES) + 1)
+    assert len(NEEDS_ROOT) == 3
+    assert len(NEEDS_NOBODY) == 4
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
     assert not required & {"pyspark", "pandas", "pyarrow", "typer", "kazoo", "httpx", "fastapi", "prometheus-client"}
     assert "pyroaring" in required
     assert f"Project-URL: Source, {SOURCE}\n" in metadata
-    assert f"]({SOURCE}/docs/embedding.md)" in metadata
+    assert f"]({SOURCE}/docs/tutorial.md)" in metadata
     assert "](docs/" not in metadata
     assert "ackstate/wire/pulsar/cursor_state.proto" in names
 

@@ -122,8 +122,8 @@ def crash(
     """Crash your cursor, or ours, in every way that a layer supports, and check each recovery.
 
     A failure is printed as a seed and the shortest failing story. The same
-    layer with that seed reproduces it. docs/crash-testing.md describes how to
-    test your own cursor.
+    layer with that seed reproduces it. docs/guides/crash-test-your-cursor.md
+    describes how to test your own cursor.
 
     Exit status: 0 every promise held; 1 a promise was broken; 2 the command
     failed, or nothing was tested: no layer can run here, or the subject gave

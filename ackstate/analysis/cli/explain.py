@@ -1,7 +1,7 @@
 """`ackstate explain` lists the unacked messages that split a cursor's ranges, and the space that acking them frees.
 
 It reads a store alone, as `ackstate inspect`, or requests the answer from the admin server of the broker that has the
-store open. `docs/operations.md` describes the JSON.
+store open. `docs/json-output.md` describes the JSON.
 """
 
 from __future__ import annotations

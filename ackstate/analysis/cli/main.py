@@ -136,7 +136,8 @@ def spark_package(
 
     The dependencies of the package must be in the workers' Python, which
     spark.pyspark.python names. The arguments of the job are the words of a
-    command, such as redelivery TRACE; docs/cluster.md has the whole line.
+    command, such as redelivery TRACE; docs/guides/run-on-spark.md has the
+    whole line.
     """
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.spark.cluster import SCRIPT, write_package

@@ -1,6 +1,6 @@
 """`ackstate pulsar snapshot`, `exporter` and `record` read a live cluster over its admin interface.
 
-`docs/operations.md` has the JSON.
+`docs/json-output.md` has the JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`ackstate fsck` and `ackstate inspect`, and what opens stores for them and `explain`. None changes a byte of a store.
 
 A store on a disk is copied, and the copy is read. From a cluster of BookKeeper or Pulsar it only reads.
-Others may keep writing meanwhile. `docs/operations.md` describes the JSON.
+Others may keep writing meanwhile. `docs/json-output.md` describes the JSON.
 """
 
 from __future__ import annotations

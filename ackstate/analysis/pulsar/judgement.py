@@ -208,7 +208,7 @@ class Judgement:
         return low, high + (self.partly_acked.messages or 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the judgement in the form of ``docs/operations.md``."""
+        """Return the judgement in the form of ``docs/json-output.md``."""
         back = self.comes_back
         return {
             "topic": self.topic,

@@ -66,7 +66,7 @@ class Unread(NamedTuple):
         return f"{what} {REASONS[self.reason]}: {self.error}"
 
     def to_json(self) -> dict[str, str]:
-        """Return it in the form of ``docs/operations.md``."""
+        """Return it in the form of ``docs/json-output.md``."""
         return {"topic": self.name, "kind": self.kind, "reason": self.reason, "why": str(self.error)}
 
     def includes(self, topic: str) -> bool:

@@ -124,13 +124,13 @@ def hint(reason: str, master: str) -> str:
     """Return the remedy for a worker's error, empty if there is none.
 
     >>> hint("ModuleNotFoundError: No module named 'pyroaring'", "spark://host:7077")
-    "; the workers' Python lacks pyroaring: send it an environment, see docs/cluster.md"
+    "; the workers' Python lacks pyroaring: send it an environment, see docs/guides/run-on-spark.md"
     """
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
-        return f"; the workers' Python lacks {missing[1]}: send it an environment, see docs/cluster.md"
+        return f"; the workers' Python lacks {missing[1]}: send it an environment, see docs/guides/run-on-spark.md"
     if re.search(r"Class \S+FileSystem not found|No FileSystem for scheme", reason):
-        return "; Spark lacks its client of this store: docs/cluster.md has the name of the package"
+        return "; Spark lacks its client of this store: docs/guides/run-on-spark.md has the name of the package"
     if re.search("does not exist|FileNotFoundException|No such file", reason):
         if is_local(master):
             return "; it existed when the run started: restore it and run again"

@@ -1,4 +1,18 @@
-"""Reads the files of the broker interceptor in `interceptor/`; docs/pulsar-record.md describes their lines.
+"""Reads the files of the broker interceptor in `interceptor/`.
+
+Each line is a JSON object of one kind:
+
+- ``start``: the broker, its process, and the settings that decide when cursors are written
+- ``subject``: the number of a topic, a consumer or a cursor in this file, and its names
+- ``publish``, ``deliver``: entries ``[ledger, first, last]``, messages in each, unacked messages of a batch
+- ``ack``: when the command was received and handled, its type, entries and bits of a batch that are not acked, and the
+  last record that the cursor had begun before and after it
+- ``look``: a cursor's ledger has changed: the last record begun, the last one written, and its mark-delete position
+- ``consumer``, ``closed``: a consumer was created or closed; the first one of a cursor has the cursor's state
+- ``redeliver``: which entries a consumer requests again, or all
+- ``seek``, ``unsubscribe``, ``admin``: requests that change a subscription; of an admin request its method and path
+- ``dropped``: the number of events that are missing before this line
+- ``alive``, ``next``, ``end``: the recording continues, in another file, or ended in order
 
 Each file stands alone: it begins with a ``start`` line, and numbers its consumers and topics itself. The file of a
 broker that was killed ends anywhere, even inside a compressed block: everything before is read. Whatever else is not as

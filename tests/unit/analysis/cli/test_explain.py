@@ -203,7 +203,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(story, capsys):
         "cost_bytes", "freed_bytes", "freed_ranges", "mark_delete_advance",
     }  # fmt: skip
     assert (hole["consumers"], hole["delivery_count"]) == ([], None)
-    document = (Path(__file__).parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[4] / "docs" / "json-output.md").read_text(encoding="utf-8")
     _, found, section = document.partition("## `explain --json`")
     assert found
     assert {key for key in [*cursor, *hole, "now_ms"] if f"`{key}`" not in section} == set()

@@ -68,7 +68,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(path, capsys):
     (problem,) = cursors["billing"]["problems"]
     assert set(problem) == {"what", "offset", "expected", "found", "repairs"}
     (inspected_,) = inspected(capsys, path, "--subscription=billing", status=1)
-    document = (Path(__file__).parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[4] / "docs" / "json-output.md").read_text(encoding="utf-8")
     keys = {*cursors["billing"], *problem, *problem["repairs"][0], *inspected_, *inspected_["records"][0]}
     assert {key for key in keys if f"`{key}`" not in document} == set()
     assert set(problem["repairs"][0]) == {

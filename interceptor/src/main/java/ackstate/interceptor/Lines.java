@@ -8,7 +8,7 @@ import java.util.Map;
 import org.apache.pulsar.broker.service.Consumer;
 
 /**
- * The lines of a file; docs/pulsar-record.md describes them. Only the writer's thread uses it.
+ * The lines of a file; broker_recording.py describes them. Only the writer's thread uses it.
  *
  * <p>Consumers, cursors and topics have numbers within a file. Published and delivered entries are gathered: those
  * between two flushes become one line for each consumer or topic, and consecutive entries one run. A consumer that was
