@@ -31,7 +31,8 @@ def test_every_block_is_run_here():
     assert set(FILES) == {"broker.py", "ask.py"}
     languages = [language for language, _ in shown_consoles.BLOCK.findall(PAGE)]
     assert languages.count("python") == len(FILES)
-    assert set(languages) == {"python", "console"}
+    assert set(languages) == {"python", "console", "sh"}
+    assert languages.count("sh") == 1  # makes the environment
     assert len(STEPS) == 17
     assert len(FILES["broker.py"].splitlines()) <= 60
 
