@@ -234,21 +234,17 @@ def published_and_named(trace):
     return published, named
 
 
-@pytest.mark.parametrize(
-    ("recording", "at_crash"), [("killed-before-a-write", 10), ("killed-under-load", 0)], ids=str
-)  # fmt: skip
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
-def test_publish_lines_that_a_kill_took_with_it_are_missed_by_nobody(tmp_path, capsys, recording, at_crash, engine):
+@pytest.mark.parametrize(("recording", "at_crash"), [("killed-before-a-write", 10), ("killed-under-load", 0)])
+def test_publish_lines_that_a_kill_took_with_it_are_missed_by_nobody(tmp_path, capsys, recording, at_crash):
     convert([VECTORS / recording], tmp_path / "trace")
     found = check_events(tmp_path / "trace")
     assert (found.kinds["crash"], found.kinds["recover"]) == (1, 1)
     published, named = published_and_named(tmp_path / "trace")
     assert named.keys() <= published.keys()
-    status, output, _ = run(capsys, "redelivery", tmp_path / "trace", "--engine", engine, "--json")
+    status, output, _ = run(capsys, "redelivery", tmp_path / "trace", "--engine", "local", "--json")
     (crash,) = json.loads(output)["subscriptions"][0]["crashes"]
     assert (status, crash["at_crash"]) == (0, at_crash)
-    status, output, _ = run(capsys, "sweep", tmp_path / "trace", "--engine", engine, "--json")
-    assert (status, bool(json.loads(output))) == (0, True)
+    assert run(capsys, "sweep", tmp_path / "trace", "--engine", "local", "--json").status == 0
 
 
 def test_entries_without_a_publish_line_are_published_when_they_are_first_named(tmp_path):
@@ -409,17 +405,12 @@ def test_a_line_that_is_wrong_is_named(tmp_path, line, said):
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_newer_recording_is_refused(tmp_path):
-    recording = written(tmp_path / "r", {**start(), "version": 2})
+def test_a_recording_that_is_newer_mixed_or_too_large_is_refused(tmp_path):
     with pytest.raises(UnsupportedVersionError, match="version 2; this release reads up to 1"):
-        convert([recording], tmp_path / "trace")
-
-
-def test_a_recording_is_not_mixed_with_other_sources(tmp_path):
-    recording = written(tmp_path / "r", *KILLED)
+        convert([written(tmp_path / "newer", {**start(), "version": 2})], tmp_path / "trace")
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(TraceError, match=r"a.jsonl: not a recording of a broker"):
-        convert([recording, tmp_path / "a.jsonl"], tmp_path / "trace")
+        convert([written(tmp_path / "r", *KILLED), tmp_path / "a.jsonl"], tmp_path / "trace")
 
 
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path):
