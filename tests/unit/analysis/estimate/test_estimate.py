@@ -76,7 +76,7 @@ STORIES = {
 @pytest.mark.parametrize(("events", "numbers"), STORIES.values(), ids=STORIES)
 def test_each_story_has_its_numbers(tmp_path, events, numbers):
     """Events of the topic itself are no subscription."""
-    found = estimates_of(tmp_path, **{"": [Event(0, EventKind.PUBLISH, 3, 0, 200)], "s": events})
+    found = estimates_of(tmp_path, **{"": [Event(events[0].ts_ms, EventKind.PUBLISH, 3, 0, 200)], "s": events})
     assert [*found] == ["s"]
     row = found["s"] | {"crashes": crashes_of(found["s"])}
     assert {name: row[name] for name in numbers} == numbers
@@ -118,7 +118,7 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(tmp_path, 
     end_ms = max(events[-1].ts_ms for events in named.values())
     curves = {}
     for key, events in named.items():
-        found, _ = replayed(events, policies, {3: 300}, end_ms=end_ms)
+        found, _ = replayed(events, policies, {3: 310}, end_ms=end_ms)
         curves[key] = [np.array([0] * (events[0].ts_ms - begin_ms) + list(curve.values())) for curve in found]
     assert len(rows) == len(policies) * (len(named) + len(TOPICS) + 3 + 1)
     for row in rows:
