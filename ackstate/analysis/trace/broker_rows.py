@@ -72,10 +72,10 @@ class BrokerRows:
         self._heard_ms[event.life.name] = event.ts_ms
         if subject is None:
             self.dropped += event.count
-            for (topic, subscription), followed in self._followed.items():
+            for (topic, subscription), each in self._followed.items():
                 if event.kind == "end":
-                    followed.end(event.life)
-                for row in followed.crash_before(event) if event.kind == "start" else ():
+                    each.end(event.life)
+                for row in each.crash_before(event) if event.kind == "start" else ():
                     yield {"topic": topic, "subscription": subscription, **row}
             return
         ledgers = self._topics[subject.topic]
