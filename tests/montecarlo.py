@@ -305,7 +305,7 @@ def by_millisecond(last, begin_ms, end_ms):
     return {now_ms: (value := last.get(now_ms, value)) for now_ms in range(begin_ms, end_ms + 1)}
 
 
-def assert_agreement(trace, policies, sizes=()):
+def assert_agreement(trace, policies, sizes):
     """Compare a replay with the real cursor, at every instant."""
     events, log = trace
     is_restarted = any(event.kind in RESTARTS for event in events)

@@ -188,7 +188,7 @@ POLICIES = st.fixed_dictionaries(
 SIZES = st.lists(st.integers(0, 40), max_size=4)
 
 
-def assert_agreement(events, found, sizes=()):
+def assert_agreement(events, found, sizes):
     policy, end_ms = Policy.from_mapping(found), events[-1].ts_ms + TAIL_MS
     counts = {position.ledger_id: position.entry_id + 1 for position in new_log(MemoryStore())[1]}
     (curve,), replay = replayed(events, [policy], counts, sizes=sizes, end_ms=end_ms)
@@ -253,7 +253,7 @@ STORIES = [
 
 @pytest.mark.parametrize(("story", "limit", "setting"), STORIES)
 def test_each_story_agrees_with_a_real_subscription(story, limit, setting):
-    assert_agreement(story(), {"max_unpersisted_ack_record_bytes": limit, **setting})
+    assert_agreement(story(), {"max_unpersisted_ack_record_bytes": limit, **setting}, [])
 
 
 def policy_of(limit, **found):

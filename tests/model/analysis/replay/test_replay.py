@@ -97,7 +97,7 @@ def test_every_instant_agrees_where_persists_fail(monkeypatch):
     runs = [(1_020, 33, 33), (1_021, 31, 31), (1_021, 30, 39), (1_021, 16, 16), (1_022, 12, 12)]
     events = [*sent(3, range(40), 1_000), *(Event(ts_ms, ACK, 3, *run) for ts_ms, *run in runs)]
     found = {"mark_delete_rate_limit": 500, "metadata_bytes_max": 60, "flush_interval_ms": 400}
-    assert_agreement((events, {3: 60}), [Policy.from_mapping({**NO_LEDGER, **found, "ledger_retry_ms": 1_000})])
+    assert_agreement((events, {3: 60}), [Policy.from_mapping({**NO_LEDGER, **found, "ledger_retry_ms": 1_000})], [])
     assert set(before_flush) == {True, False}
     third = settings(max_examples=few.max_examples // 3, derandomize=few.max_examples < 300)
     third(given(acks_anywhere(), IN_VAIN, SIZES)(assert_agreement))()
