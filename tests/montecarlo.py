@@ -321,4 +321,3 @@ def assert_agreement(trace, policies, sizes):
         slack = 0 if policy.leaves_nothing_out and not is_restarted else 10 * seen.write_count
         assert abs(costs.bytes_written - seen.bytes_written) <= slack, policy.label
         assert seen.bytes_kept is None or abs(costs.bytes_kept - seen.bytes_kept) <= slack, policy.label
-    return curves, replay
