@@ -34,29 +34,25 @@ def rhythm_of(tmp_path, **events_of):
     return recorded_rhythm(tmp_path / "trace")
 
 
-def test_the_interval_is_that_of_busy_subscriptions(tmp_path):
-    busy = persists(*range(0, 200_000, 20_010))
-    idle = persists(0, 130_000, 190_000)
-    assert rhythm_of(tmp_path, busy=busy, idle=idle) == PersistRhythm(20_000, 11, 9 / 11)
+LIVES = [
+    *persists(0, 5_000, 10_000), Event(10_500, CRASH), Event(10_600, EventKind.RECOVER),
+    *persists(10_700, 15_700, 20_700),
+]  # fmt: skip
 
 
-def test_a_life_ends_with_a_crash(tmp_path):
-    before, after = persists(0, 5_000, 10_000), persists(10_700, 15_700, 20_700)
-    opened = [Event(10_500, CRASH), Event(10_600, EventKind.RECOVER)]
-    assert rhythm_of(tmp_path, s=[*before, *opened, *after]) == PersistRhythm(5_000, 4, 1.0)
-
-
-def test_an_interval_may_span_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 4)
-    assert rhythm_of(tmp_path, s=persists(*range(0, 10_000, 1_000))) == PersistRhythm(1_000, 9, 1.0)
-
-
-def test_two_persists_are_too_few(tmp_path):
-    assert rhythm_of(tmp_path, s=persists(0, 1_000)) is None
-
-
-def test_an_unusual_interval_has_two_digits(tmp_path):
-    assert rhythm_of(tmp_path, s=persists(*range(0, 50_000, 7_344))).interval_ms == 7_300
+@pytest.mark.parametrize(("events_of", "rhythm"), [
+    # The interval is that of busy subscriptions.
+    ({"busy": persists(*range(0, 200_000, 20_010)), "idle": persists(0, 130_000, 190_000)}, (20_000, 11, 9 / 11)),
+    ({"s": LIVES}, (5_000, 4, 1.0)),
+    ({"s": persists(*range(0, 10_000, 1_000))}, (1_000, 9, 1.0)),
+    # An unusual interval has two digits.
+    ({"s": persists(*range(0, 50_000, 7_344))}, (7_300, 6, 1.0)),
+    ({"s": persists(0, 1_000)}, None),
+])  # fmt: skip
+@pytest.mark.parametrize("chunk", [4, 1_000])
+def test_the_interval_is_that_of_the_persists_of_one_life(tmp_path, monkeypatch, chunk, events_of, rhythm):
+    monkeypatch.setattr(parquet, "CHUNK_EVENTS", chunk)
+    assert rhythm_of(tmp_path, **events_of) == (rhythm and PersistRhythm(*rhythm))
 
 
 def test_an_inferred_policy_flushes_at_the_interval_and_irregular_persists_are_doubted():

@@ -334,26 +334,34 @@ def processes(tmp_path):
     return Processes(tmp_path / "recording")
 
 
-def test_a_cursor_that_is_opened_late_died_when_its_process_was_replaced(processes):
-    for name in ("early", "late"):
-        processes.open(0, name).ack_entries(1, [5], now_ms=10)
-    processes.begin()
-    processes.open(1_000, "early")
-    processes.open(9_000, "late")
-    assert processes.lives("early") == [(1_000, "crash"), (1_000, "recover")]
-    assert processes.lives("late") == [(1_000, "crash"), (9_000, "recover")]
+# What happens to processes: a cursor is opened at a time and acks 10 ms later, it is closed, or the next one begins;
+# and the times and kinds of what then began and ended lives of each cursor.
+LIVES = {
+    "a cursor that is opened late died when its process was replaced": (
+        "open early 0; open late 0; next; open early 1000; open late 9000",
+        {"early": [(1_000, "crash"), (1_000, "recover")], "late": [(1_000, "crash"), (9_000, "recover")]},
+    ),
+    # One of them opens nothing, and one has a clock that is slow.
+    "each of several processes dies when the next one begins": (
+        "open s 0; next; next; open s 1000; next; open s 500; next; open s 2000; next; open s 7000",
+        {"s": [(at_ms, kind) for at_ms in (1_000, 1_010, 2_000, 7_000) for kind in ("crash", "recover")]},
+    ),
+    "a cursor that was closed has no crash": ("open s 0; close 40; next; open s 1000", {"s": [(1_000, "recover")]}),
+}
 
 
-def test_each_of_several_processes_dies_when_the_next_one_begins(processes):
-    """One of them opens nothing, and one has a clock that is slow."""
-    for now_ms in (0, 1_000, 500, 2_000):
-        processes.open(now_ms).ack_entries(1, [5], now_ms=now_ms + 10)
-        processes.begin()
-        processes.begin()
-    processes.open(7_000)
-    assert processes.lives() == [
-        (at_ms, kind) for at_ms in (1_000, 1_010, 2_000, 7_000) for kind in ("crash", "recover")
-    ]  # fmt: skip
+@pytest.mark.parametrize(("story", "lives"), LIVES.values(), ids=LIVES)
+def test_a_cursor_dies_when_the_next_process_begins(processes, story, lives):
+    for step in story.split("; "):
+        match step.split():
+            case "open", name, now_ms:
+                cursor = processes.open(int(now_ms), name)
+                cursor.ack_entries(1, [5], now_ms=int(now_ms) + 10)
+            case "close", now_ms:
+                cursor.close(now_ms=int(now_ms))
+            case _:
+                processes.begin()
+    assert {name: processes.lives(name) for name in lives} == lives
     times = [event.ts_ms for event in events_of(processes.directory)]
     assert times == sorted(times)
 
@@ -368,15 +376,6 @@ def test_a_cursor_that_goes_on_in_another_process_has_no_crash(processes, tmp_pa
     assert processes.lives("restarts") == [(1_000, "crash"), (1_000, "recover")]
     assert processes.lives("goes on") == []
     convert([tmp_path / "recording"], tmp_path / "trace")
-
-
-def test_a_cursor_that_was_closed_has_no_crash(processes):
-    cursor = processes.open(0)
-    cursor.ack_entries(1, [5], now_ms=10)
-    cursor.close(now_ms=40)
-    processes.begin()
-    processes.open(1_000)
-    assert processes.lives() == [(1_000, "recover")]
 
 
 def test_a_process_that_dies_after_it_has_sent_messages_has_a_crash_that_redelivers_no_ack(processes, tmp_path):
