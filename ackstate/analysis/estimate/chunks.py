@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from functools import partial
 from itertools import chain, groupby, pairwise
-from typing import TYPE_CHECKING, Any, final
+from operator import itemgetter
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import pyarrow as pa
@@ -160,12 +161,6 @@ _OF_POLLS = ("until_ms", "number")
 # At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
 _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
-
-
-def chunk_columns(*, has_intervals: bool = False) -> tuple[str, ...]:
-    """Return the columns that `packed_chunks` reads from a trace, maybe of polls."""
-    names = (*EventChunk._fields, *(_OF_POLLS if has_intervals else ()))
-    return (*_BOUNDS, *packed_columns(names), "ledgers")
 
 
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
@@ -338,7 +333,8 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
     Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
     """
     is_small = all(map(takes_compact, policies))
-    columns = chunk_columns(has_intervals=trace.span.has_intervals)
+    names = (*EventChunk._fields, *(_OF_POLLS if trace.span.has_intervals else ()))
+    columns = (*_BOUNDS, *packed_columns(names), "ledgers")
     chunks = trace.read(columns, partial(packed_chunks, is_compact=is_small), PACKED)
     named = trace.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",))
     is_log_needed = any(policy is not None for policy in policies)
@@ -384,7 +380,8 @@ def _heads(batches: Iterable[pa.RecordBatch], *, is_log_needed: bool) -> Iterato
     Ledgers are not checked in a topic without PUBLISH events, nor before the first ledger that has some.
     `ackstate trace check` finds missing entries in between.
     """
-    for topic, mine in groupby(_rows_of(batches, LEDGERS.names), key=lambda row: row[0]):
+    rows = (row for batch in batches for row in zip(*(batch[name].to_pylist() for name in LEDGERS.names), strict=True))
+    for topic, mine in groupby(rows, key=itemgetter(0)):
         subscriptions: set[str] = set()
         found: dict[int, tuple[int, ...]] = {}
         for _, subscription, ledger_id, *counts in mine:
@@ -397,10 +394,6 @@ def _heads(batches: Iterable[pa.RecordBatch], *, is_log_needed: bool) -> Iterato
             head = dict.fromkeys(PACKED.names) | {"topic": topic, "first_seq": _HEAD_SEQ, "log": log}
             heads = [head | {"subscription": each} for each in sorted(subscriptions) if each]
             yield pa.RecordBatch.from_pylist(heads, PACKED)
-
-
-def _rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    return (row for batch in batches for row in zip(*(batch[name].to_pylist() for name in names), strict=True))
 
 
 def _check_published(topic: str, found: dict[int, tuple[int, ...]]) -> None:

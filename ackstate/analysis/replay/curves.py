@@ -207,10 +207,6 @@ class Piece(NamedTuple):
     # than events.
     acked: Int64s
 
-    def events_until(self, at_ms: Int64s) -> Int64s:
-        """Return the number of events up to the end of some milliseconds."""
-        return np.searchsorted(self.events.ts_ms, at_ms, "right")
-
 
 class Epochs(NamedTuple):
     """Persists of one subscription in order, as parallel arrays: each starts an epoch."""
@@ -420,7 +416,7 @@ class PolicyCurve:
     def _exact(self, piece: Piece, epochs: Epochs) -> Points:
         """Return the points of the next events and persists, as if the times of the acks were exact."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
-        ends = piece.events_until(at_ms)
+        ends = np.searchsorted(ts_ms, at_ms, "right")
         durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.unpersisted))
         causes = np.concatenate((self._causes, np.array([getattr(epochs, name) for name in CAUSES])), axis=1)
         epoch = np.searchsorted(at_ms, ts_ms, "left")
