@@ -8,7 +8,7 @@ from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, TraceError
 from ackstate.analysis.trace.generate import TracePlan, make_trace
 from ackstate.analysis.trace.parquet import check_trace, trace_files
-from trace_files import plan_of, read_rows, subscriptions_of
+from trace_files import plan_of, read_rows
 
 
 def rows_of(path):
@@ -31,16 +31,6 @@ def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
     assert sum(len(row["kind"]) for row in rows if row["subscription"]) == 60_000
     assert all(len(row["kind"]) == CHUNK_EVENTS for row in rows if row["chunk"] == 0 and row["subscription"])
     assert all(row["first_seq"] == CHUNK_EVENTS * row["chunk"] for row in rows)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_in_order_half_a_flush_interval_comes_back(spark, tmp_path):
-    rate, interval_ms = 2_000, 500
-    plan = plan_of("in_order", 100_000, messages_per_second=rate, flush_interval_ms=interval_ms)
-    make_trace(spark, plan, tmp_path / "trace")
-    (row,) = subscriptions_of(tmp_path / "trace")
-    assert row["expected"] == pytest.approx(rate * interval_ms / 1_000 / 2, rel=0.05)
 
 
 @pytest.mark.spark
