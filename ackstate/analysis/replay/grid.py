@@ -8,8 +8,10 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.policy import AS_RECORDED, Policy, PolicyError
 from ackstate.cursor.formats import Format
+from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,9 +123,6 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
 
 
 def _refusal(policy: Policy) -> str:
-    from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
-    from ackstate.stores.base import StoreError  # noqa: PLC0415 - most grids need no cursor
-
     try:
         CursorReplay(policy, {0: 1}, opened_ms=0)
     except StoreError as error:

@@ -13,9 +13,12 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk, by_event
+from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.curves import Piece, Points, PolicyCurve, RecordedCurve, joined_points
+from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
+from ackstate.analysis.replay.pulsar_replay import PulsarReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.entry_bitmap import run_end, runs_of
 from ackstate.position import Position
@@ -24,11 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Bools
-    from ackstate.analysis.replay.cursor_replay import CursorReplay
-    from ackstate.analysis.replay.gated_replay import GatedReplay
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.replay.polled import LowCurve
-    from ackstate.analysis.replay.pulsar_replay import PulsarReplay
 
 
 _RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
@@ -70,7 +70,7 @@ def pieces(chunk: EventChunk) -> list[EventChunk]:
     return [chunk.part(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
-AnyReplay: TypeAlias = "CursorReplay | GatedReplay | PulsarReplay"
+AnyReplay: TypeAlias = CursorReplay | GatedReplay | PulsarReplay
 
 
 @final
@@ -133,24 +133,12 @@ class ReplayGroup:
 
 def opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[ReplayGroup]:
     """Open a cursor for each policy."""
-    replays = {
-        index: _opened_replay(policy, log, now_ms) for index, policy in enumerate(policies) if policy is not AS_RECORDED
-    }
+    replays: dict[int, AnyReplay] = {}
+    for index, policy in enumerate(policies):
+        if policy is not AS_RECORDED:
+            kind = GatedReplay if policy.blocks else PulsarReplay if policy.is_paced_by_pulsar else CursorReplay
+            replays[index] = kind(policy, log, opened_ms=now_ms)
     return [ReplayGroup(AckAccumulator(), each) for each in agreeing(replays)]
-
-
-def _opened_replay(policy: Policy, log: Mapping[int, int], now_ms: int) -> AnyReplay:
-    if policy.blocks:
-        from ackstate.analysis.replay.gated_replay import GatedReplay  # noqa: PLC0415 - most grids need no cursor
-
-        return GatedReplay(policy, log, opened_ms=now_ms)
-    if policy.is_paced_by_pulsar:
-        from ackstate.analysis.replay.pulsar_replay import PulsarReplay  # noqa: PLC0415 - most grids need no cursor
-
-        return PulsarReplay(policy, log, opened_ms=now_ms)
-    from ackstate.analysis.replay.cursor_replay import CursorReplay  # noqa: PLC0415 - most grids need no cursor
-
-    return CursorReplay(policy, log, opened_ms=now_ms)
 
 
 def agreeing(replays: Mapping[int, AnyReplay]) -> list[dict[int, AnyReplay]]:
