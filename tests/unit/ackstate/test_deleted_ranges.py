@@ -83,6 +83,7 @@ def test_limits_of_the_ids_are_accepted():
         lambda ranges: ranges.add(P(LEDGER_ID_MAX + 1, 0)),
         lambda ranges: ranges.add(P(1, 1.5)),
         lambda ranges: ranges.add(P(2, 1.0)),
+        lambda ranges: (ranges.add(P(1, 6)), ranges.add(P(1, 1.5))),
         lambda ranges: ranges.add(P("1", 1)),
         lambda ranges: ranges.add_run(1, 5, 4),
         lambda ranges: ranges.add_run(1, 5, ENTRY_ID_MAX + 2),

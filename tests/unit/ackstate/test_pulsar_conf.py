@@ -138,6 +138,7 @@ SETS = [
     (BrokerLimit, {OF_BROKER: "200"}, {"max_unacked_messages": 200}),
     (BrokerLimit, {OF_BROKER: "200", SHARE: "0.1"}, {"max_unacked_messages": 200, "blocked_share": 0.1}),
     (BrokerLimit, {OF_BROKER: "-1", SHARE: "0.1"}, {}),
+    (BrokerLimit, {OF_BROKER: "0", SHARE: "0.1"}, {}),
     (BrokerLimit, {OF_BROKER: "-9223372036854775808"}, {}),
     (BrokerLimit, {OF_BROKER: "200", SHARE: "0.0"}, {}),
     (BrokerDelayedDelivery, {"delayedDeliveryEnabled": " FALSE "}, {"active": False}),

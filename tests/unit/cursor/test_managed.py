@@ -180,6 +180,7 @@ def test_a_position_that_the_log_never_had_is_refused(store, log, position):
         lambda cursor: cursor.ack(P("3", 0), now_ms=1),
         lambda cursor: cursor.ack(P(2**63, 0), now_ms=1),
         lambda cursor: cursor.mark_delete(P(3, -2), now_ms=1),
+        lambda cursor: cursor.reset(P(3, -2), now_ms=1),
     ],
 )
 @pytest.mark.parametrize("marked", [P(3, -1), P(3, 2)])

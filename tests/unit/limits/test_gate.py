@@ -128,6 +128,10 @@ def test_limits_that_change_keep_a_rule_closed_until_the_use_has_fallen_and_may_
     assert [ask(gate, messages(used), 1) for used in (15, 14, 30)] == [0, 1, 0]
     gate.change_limits(GateLimits(0, 0))
     assert (ask(gate, messages(30), 1), gate.limits) == (1, GateLimits(0, 0))
+    gate = gate_of(**{OF_CONSUMER: 2})
+    ask(gate, messages(2), 1, consumer="a")
+    gate.change_limits(GateLimits(max_unacked_messages_per_consumer=0))
+    assert (gate.closed_consumers, gate.is_closed) == ((), False)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_an_ack_for_which_nothing_is_reserved_is_refused_at_a_limit_and_changes_
     assert broker.ack(positions(3)) == []
     assert broker.ack(positions(5, 4)) == positions(5)
     assert (broker.is_acked(Position(7, 5)), broker.usage().range_count) == (False, 1)
+    broker.change_limits(GateLimits())
+    assert broker.ack(positions(5)) == []
 
 
 def test_the_subscriptions_of_a_broker_share_its_limit():
