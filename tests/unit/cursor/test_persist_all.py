@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from serial import SerialExecutor
@@ -177,7 +178,9 @@ class Syncs:
         self.store._database._connection.set_trace_callback(self._see)
 
     def _see(self, statement):
-        self.count += statement == "COMMIT"
+        if statement == "COMMIT":
+            self.count += 1
+            time.sleep(0.01)  # longer than the other threads take to come and wait, on a busy machine, too
 
     def of(self, call):
         before = self.count
