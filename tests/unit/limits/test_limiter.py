@@ -14,6 +14,20 @@ def limiter(count=20, *, stored=None, broker=None, **limits):
     return AckLimiter(LedgerMap.from_counts({7: count}), GateLimits(**limits), stored=stored, broker=broker)
 
 
+def test_a_failed_write_leaves_the_acks_un_persisted():
+    broker = limiter()
+    broker.ack(positions(3, 5))
+    broker.begin_persist()
+    broker.ack(positions(7))
+    for is_written in (False, True):
+        assert broker.usage().unpersisted_record_bytes == 3 * 14
+        broker.end_persist(written=is_written)
+        left = 0 if is_written else 3
+        assert (broker.usage().unpersisted_record_bytes, broker.redelivery_if_crashed) == (left * 14, left)
+        if not is_written:
+            broker.begin_persist()
+
+
 def test_a_restart_continues_at_the_written_state():
     broker = limiter()
     broker.ack(positions(0, 1, 4))
