@@ -410,6 +410,16 @@ def test_each_compaction_is_paid_for_by_the_deltas_before_it():
     assert stats.metadata_write_count == 0
 
 
+def test_a_new_ledger_takes_four_writes_however_many_came_before(store, log):
+    cursor = open_cursor(store, log, ledger_entry_count_max=1)
+    for entry in (1, 3, 5, 7):
+        before = store.mutation_count
+        cursor.ack(P(3, entry), now_ms=0)
+        cursor.persist(now_ms=0)
+        # Create it, append, swing the record, delete the ledger before.
+        assert store.mutation_count == before + 4
+
+
 def test_an_orphan_journal_of_batch_acks_alone_is_not_absent(store, log):
     cursor = open_cursor(store, log)
     cursor.ack_batch(P(3, 2), [0b110], now_ms=0)
