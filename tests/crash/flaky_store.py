@@ -1,4 +1,4 @@
-"""A store whose ledgers cannot be appended to for a while, so that a cursor falls back to the metadata store."""
+"""Stores whose calls are looked up through a function, and one that refuses appends for a while."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ from contextlib import contextmanager
 from ackstate.stores.base import StoreError
 
 
-class FlakyStore:
-    """Forwards every call to a store, except appends while these are refused."""
+class WrappedStore:
+    """A store of which each call is looked up: ``look_up(name, call)`` returns what is called instead."""
+
+    def __init__(self, store, look_up):
+        self.ledgers, self.metadata = _Part(store.ledgers, look_up), _Part(store.metadata, look_up)
+        self._close, self._look_up = store.close, look_up
+
+    def close(self):
+        self._look_up("close", self._close)()
+
+
+class _Part:
+    def __init__(self, part, look_up):
+        self._part, self._look_up = part, look_up
+
+    def __getattr__(self, name):
+        return self._look_up(name, getattr(self._part, name))
+
+
+class FlakyStore(WrappedStore):
+    """A store whose ledgers cannot be appended to for a while, so that a cursor falls back to the metadata store."""
 
     def __init__(self, store):
-        self._store = store
-        self.ledgers = _FlakyLedgers(store.ledgers)
-        self.metadata = store.metadata
+        super().__init__(store, self._or_refuse)
+        self._is_refusing = False
 
     @contextmanager
     def refusing_appends(self):
-        self.ledgers.is_broken = True
+        self._is_refusing = True
         try:
             yield
         finally:
-            self.ledgers.is_broken = False
+            self._is_refusing = False
 
-    def close(self):
-        self._store.close()
-
-
-class _FlakyLedgers:
-    def __init__(self, ledgers):
-        self._ledgers = ledgers
-        self.is_broken = False
-
-    def __getattr__(self, name):
-        if self.is_broken and name in {"append", "append_many"}:
+    def _or_refuse(self, name, call):
+        if self._is_refusing and name in {"append", "append_many"}:
             raise StoreError("the ledgers are out of order")
-        return getattr(self._ledgers, name)
+        return call

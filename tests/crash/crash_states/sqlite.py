@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ackstate.analysis.crash.oracle import Broken, Promise
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
+from crash.flaky_store import WrappedStore
 from crash.promises import PromiseBrokenError
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
@@ -30,6 +31,7 @@ _FRAME = _FRAME_HEADER + _PAGE
 _IN_MEMORY = Path("/dev/shm")
 _TWICE_ONE_IN = 4
 _CRASHED_ONE_IN = 100
+_CHANGES = frozenset({"create", "append", "append_many", "delete", "fence", "put", "close"})
 
 
 class ProcessKilledError(BaseException):
@@ -159,7 +161,7 @@ class RecordedStorage:
         store = SqliteStore(self.place)
         self.stores.callback(store.close)
         self.changed()
-        return _RecordedStore(store, self)
+        return WrappedStore(store, self._recorded)
 
     def kill(self):
         """Continue with a copy elsewhere: a killed process writes no more."""
@@ -178,6 +180,17 @@ class RecordedStorage:
     def changed(self):
         self.copies.append(read_copy(self.place))
 
+    def _recorded(self, name, call):
+        def recorded(*args, **named):
+            """Call the method; report the change even if it fails, because part of it may be on disk."""
+            self.check_alive()
+            try:
+                return call(*args, **named)
+            finally:
+                self.changed()
+
+        return recorded if name in _CHANGES else call
+
 
 def read_copy(place):
     log = place / f"{DATABASE}-wal"
@@ -189,42 +202,6 @@ def write_copy(copy, place):
     (place / DATABASE).write_bytes(copy.database)
     if copy.log:
         (place / f"{DATABASE}-wal").write_bytes(copy.log)
-
-
-class _RecordedStore:
-    """A store that reports every call that changed it."""
-
-    def __init__(self, store, storage):
-        self._store, self._storage = store, storage
-        self.ledgers = _Recorded(store.ledgers, storage)
-        self.metadata = _Recorded(store.metadata, storage)
-
-    def close(self):
-        self._storage.check_alive()
-        self._store.close()
-        self._storage.changed()
-
-
-class _Recorded:
-    _CHANGES = frozenset({"create", "append", "append_many", "delete", "fence", "put"})
-
-    def __init__(self, part, storage):
-        self._part, self._storage = part, storage
-
-    def __getattr__(self, name):
-        call = getattr(self._part, name)
-        if name not in self._CHANGES:
-            return call
-
-        def recorded(*args, **named):
-            """Call the method; report the change even if it fails, because part of it may be on disk."""
-            self._storage.check_alive()
-            try:
-                return call(*args, **named)
-            finally:
-                self._storage.changed()
-
-        return recorded
 
 
 def states_of(copies):

@@ -9,6 +9,7 @@ from ackstate.message import Message
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.log import MessageLog
+from crash.flaky_store import WrappedStore
 from crash.model.client_events import append
 from crash.promises import hold
 
@@ -46,7 +47,7 @@ class EarlierLog:
             log, ownership = self._log, self._log._ownership
             assert ownership is not None
             store = log.store
-            log.store = ownership._store = _RacedStore(store, before_call)
+            log.store = ownership._store = _raced(store, before_call)
             self._race_count = 0
             try:
                 self._publish(self._messages())
@@ -98,7 +99,7 @@ def open_log(simulation, store, *, rival):
     limit = simulation.settings.entries_per_ledger_max
     if rival is None:
         return MessageLog.open(store, topic="t", entries_per_ledger_max=limit)
-    raced = _RacedStore(store, rival.race)
+    raced = _raced(store, rival.race)
     log = rival.be_taken_over(lambda: MessageLog.open(raced, topic="t", entries_per_ledger_max=limit))
     rival.end_race()
     numbered = simulation.log
@@ -111,22 +112,14 @@ def _stored(disk):
     return {ledger_id: len(ledger.entries) for ledger_id, ledger in disk.ledgers.items()}
 
 
-class _RacedStore:
-    """A store that runs another owner before each of its calls."""
+def _raced(store, race):
+    """Return a store that runs another owner before each of its calls."""
 
-    def __init__(self, store, race):
-        self.ledgers = _RacedPart(store.ledgers, race)
-        self.metadata = _RacedPart(store.metadata, race)
-        self.close = store.close
+    def race_first(_, call):
+        race()
+        return call
 
-
-class _RacedPart:
-    def __init__(self, part, race):
-        self._part, self._race = part, race
-
-    def __getattr__(self, name):
-        self._race()
-        return getattr(self._part, name)
+    return WrappedStore(store, race_first)
 
 
 _ACKS_MAX = 3
