@@ -1,8 +1,6 @@
 """Serve a Python subject: requests come as lines on one descriptor, answers go out on another.
 
-python -P -m ackstate.analysis.crash.serve NAME    with standard input and output
-
-NAME is ``ours``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
+A subject has a name: ``ours``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from ackstate.analysis.crash.conversation import (
     Recover,
     ReportRequest,
     StartRequest,
-    SubjectError,
     answer_line,
     printable,
     read_request,
@@ -193,26 +190,3 @@ def _check_complete(subject: CrashSubject) -> None:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def main(arguments: list[str]) -> None:
-    """Serve the named subject on standard input and output; its own output goes to standard error."""
-    if len(arguments) != 1:
-        sys.exit("usage: python -P -m ackstate.analysis.crash.serve NAME")
-    try:
-        make_subject = subject_class(arguments[0])
-    except ValueError as error:
-        sys.exit(str(error))
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        serve(make_subject(), sys.stdin.buffer, answers)
-    except SubjectError as error:
-        sys.exit(str(error))
-    except OSError as error:
-        # The harness has ended.
-        sys.exit(f"standard output: {error.strerror}") if isinstance(error, BrokenPipeError) else end_with_traceback()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
