@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serial import SerialExecutor
 
@@ -22,9 +21,6 @@ from crash.model.earlier import EarlierOwner
 from crash.model.settings import CONSUMERS, drawn_config, drawn_limits
 from crash.model.simulated_subscription import Waiter
 from crash.promises import hold
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def persist(simulation, side):
@@ -219,9 +215,9 @@ def reopen(simulation, side, *, config=None):
     try:
         side.subscription.close(now_ms=simulation.now_ms)
     except StoreError:
-        side.failed_to_close()
+        side.may_have_written()
         raise
-    side.closed()
+    side.wrote(side.read_disk())
     is_limited, acked = side.is_limited, set(side.model.acked)
     reconfigure(simulation, side)
     side.config = config or side.config
@@ -451,49 +447,42 @@ class _Owner:
             cursor.persist(now_ms=now_ms)
 
 
-class ModelEvent(NamedTuple):
-    """An event of a schedule."""
-
-    weight: float  # Relative frequency
-    happen: Callable[..., Any]  # Applies the event to a subscription of a simulation
-
-
 EVENTS = {
-    "publish": ModelEvent(14, client_events.publish),
-    "fall_behind": ModelEvent(4, client_events.fall_behind),
-    "dispatch": ModelEvent(34, client_events.dispatch_some),
-    "ack_some": ModelEvent(34, client_events.ack_some),
-    "ack_late": ModelEvent(3, client_events.ack_late),
-    "ack_cumulative": ModelEvent(1, client_events.ack_cumulative),
-    "ack_many": ModelEvent(2, client_events.ack_many),
-    "ack_into_batch": ModelEvent(3, client_events.ack_into_batch),
-    "nack": ModelEvent(6, client_events.nack),
-    "close_consumer": ModelEvent(2, client_events.close_consumer),
-    "persist": ModelEvent(7, persist),
-    "persist_in_vain": ModelEvent(5, persist_in_vain),
-    "promote": ModelEvent(2, promote),
-    "tick": ModelEvent(6, tick),
-    "persist_together": ModelEvent(5, persist_together),
-    "set_cursor_properties": ModelEvent(2, set_cursor_properties),
-    "go_on_before": ModelEvent(3, go_on_before),
-    "wait": ModelEvent(8, wait),
-    "change_limits": ModelEvent(2, change_limits),
-    "change_broker_limit": ModelEvent(1, change_broker_limit),
-    "break_ledgers": ModelEvent(1.5, break_ledgers),
-    "mend_ledgers": ModelEvent(3, mend_ledgers),
-    "crash": ModelEvent(0, crash),
-    "reopen": ModelEvent(1, reopen),
-    "seek": ModelEvent(1, seek),
-    "seek_in_vain": ModelEvent(2, seek_in_vain),
-    "skip": ModelEvent(1, client_events.skip),
-    "clear_backlog": ModelEvent(0.3, client_events.clear_backlog),
-    "wait_for_gate": ModelEvent(2, wait_for_gate),
-    "open_damaged_copy": ModelEvent(1, open_damaged_copy),
-    "delete": ModelEvent(0.7, delete),
-    "trim": ModelEvent(2, trim),
-    "lose_ledger": ModelEvent(0.4, lose_ledger),
-    "ack": ModelEvent(0, client_events.ack),
-    "ack_up_to": ModelEvent(0, client_events.ack_up_to),
-    "give_back": ModelEvent(0, client_events.give_back),
+    "publish": (14, client_events.publish),
+    "fall_behind": (4, client_events.fall_behind),
+    "dispatch": (34, client_events.dispatch_some),
+    "ack_some": (34, client_events.ack_some),
+    "ack_late": (3, client_events.ack_late),
+    "ack_cumulative": (1, client_events.ack_cumulative),
+    "ack_many": (2, client_events.ack_many),
+    "ack_into_batch": (3, client_events.ack_into_batch),
+    "nack": (6, client_events.nack),
+    "close_consumer": (2, client_events.close_consumer),
+    "persist": (7, persist),
+    "persist_in_vain": (5, persist_in_vain),
+    "promote": (2, promote),
+    "tick": (6, tick),
+    "persist_together": (5, persist_together),
+    "set_cursor_properties": (2, set_cursor_properties),
+    "go_on_before": (3, go_on_before),
+    "wait": (8, wait),
+    "change_limits": (2, change_limits),
+    "change_broker_limit": (1, change_broker_limit),
+    "break_ledgers": (1.5, break_ledgers),
+    "mend_ledgers": (3, mend_ledgers),
+    "crash": (0, crash),
+    "reopen": (1, reopen),
+    "seek": (1, seek),
+    "seek_in_vain": (2, seek_in_vain),
+    "skip": (1, client_events.skip),
+    "clear_backlog": (0.3, client_events.clear_backlog),
+    "wait_for_gate": (2, wait_for_gate),
+    "open_damaged_copy": (1, open_damaged_copy),
+    "delete": (0.7, delete),
+    "trim": (2, trim),
+    "lose_ledger": (0.4, lose_ledger),
+    "ack": (0, client_events.ack),
+    "ack_up_to": (0, client_events.ack_up_to),
+    "give_back": (0, client_events.give_back),
 }
-"""The events by name; those of weight 0 are only called by explicit stories."""
+"""The events by name, with their relative frequency; those of weight 0 are only called by explicit stories."""

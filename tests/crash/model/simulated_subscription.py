@@ -80,7 +80,7 @@ class SimulatedSubscription(CursorListener):
                 raise
             # Taking over a cursor changes no acks, unless Pulsar's format moves the mark-delete position.
             is_certain = self.is_certain and self.config.format is not Format.PULSAR
-            self._may_have_written()
+            self.may_have_written()
             self.is_certain = is_certain
             self.simulation.crash_count += 1
             self._open_cursor(faults := ())
@@ -161,10 +161,10 @@ class SimulatedSubscription(CursorListener):
         model.properties.recovered(self.cursor.view.properties, self.cursor.cursor_properties)
         model.recovered(found, parts)
         self._check_kept(found)
-        held = self._read_disk()
+        held = self.read_disk()
         # Opening it in Pulsar's format may write it, within limits.
         self.excluded = Excluded(cut=frozenset(found - held.acked))
-        self._wrote(held)
+        self.wrote(held)
         self.forgive()
 
     def _check_survived(self, found, parts):
@@ -198,7 +198,7 @@ class SimulatedSubscription(CursorListener):
             found = f"recovered were {log.text(recovered)}, and the disk holds {log.text(kept)} then"
             hold(Promise.I5, kept == recovered, found)
 
-    def _read_disk(self):
+    def read_disk(self):
         """Read the disk after an open or a reset; its state must not go back from now on."""
         found = self.written.find(self.simulation.message_log.ledgers)
         held = self.written.read(found)
@@ -217,7 +217,7 @@ class SimulatedSubscription(CursorListener):
         self.simulation.counts["resets"] += 1
         has_epochs = self.config.format is not Format.PULSAR
         hold(Promise.I13, not has_epochs or self.written.epoch > epoch_before, "a reset did not raise the epoch")
-        held = self._read_disk()
+        held = self.read_disk()
         is_reset = held.acked == self.model.acked and not held.unacked_of_batch
         hold(Promise.I13, is_reset, f"after a reset the disk holds {self.simulation.log.text(held.acked)}")
         self.is_certain, self.excluded, self.highest_sent = True, Excluded(), -1
@@ -234,7 +234,7 @@ class SimulatedSubscription(CursorListener):
             self.work.failed()
         if isinstance(outcome, AckStateError):
             self.failed_ms = self.simulation.now_ms
-            self._may_have_written()
+            self.may_have_written()
             view, model = self.cursor.view, self.model
             is_due = isinstance(outcome, CursorFencedError) or view.is_persist_due(now_ms=self.failed_ms + _HOUR)
             # Acks of messages that were never sent since the cursor was opened stay young.
@@ -265,7 +265,7 @@ class SimulatedSubscription(CursorListener):
         self.model.properties.check_attached(self.written.cursor_properties)
         is_kept = self.config.format is Format.PULSAR or self.written.epoch == self.epoch
         hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
-        self._wrote(held)
+        self.wrote(held)
         self.receipts.check_none_lies(self.cursor, self.model)
 
     def _check_work(self, result):
@@ -313,7 +313,7 @@ class SimulatedSubscription(CursorListener):
         counts["batches"] += bool(held.unacked_of_batch)
 
     def wrote_before(self):
-        self._wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
+        self.wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
 
     @property
     def is_limited(self):
@@ -321,17 +321,11 @@ class SimulatedSubscription(CursorListener):
         is_small = config.metadata_bytes_max < BYTES_MIN
         return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
-    def closed(self):
-        self._wrote(self._read_disk())
-
-    def _wrote(self, held):
+    def wrote(self, held):
         self.model.wrote(held.acked, held.unacked_of_batch)
         self.is_certain = True
 
-    def failed_to_close(self):
-        self._may_have_written()
-
-    def _may_have_written(self):
+    def may_have_written(self):
         """Remove from the durable state everything excluded by a write that may have happened.
 
         A delta of the native format displaces no ack.

@@ -158,7 +158,7 @@ class BrokerSimulation:
 
     def run(self, numbers=None, *, ends=True):
         """Execute events, all of the seed or some by number, and, if it ends, ack everything that is left."""
-        weights = {name: event.weight for name, event in EVENTS.items()} | {"crash": self.settings.crash_weight}
+        weights = {name: weight for name, (weight, _) in EVENTS.items()} | {"crash": self.settings.crash_weight}
         for name in ("persist", "persist_in_vain", "promote", "tick"):
             weights[name] *= self.settings.write_weight
         with judged():
@@ -188,7 +188,7 @@ class BrokerSimulation:
 
     def step(self, event, *args, **named):
         """Execute one event on one subscription, with or without a fault of its store, and check."""
-        happen = EVENTS[event].happen if isinstance(event, str) else event
+        happen = EVENTS[event][1] if isinstance(event, str) else event
         side = self.random.choice(self._asked())
         self.step_count += 1
         self._lines.append(_Line(self.now_ms, side.name, []))
@@ -203,7 +203,7 @@ class BrokerSimulation:
         except StoreError as error:
             self.excuse(error, side)
         while any(each.store.is_over for each in self.sides):  # the next recovery may also end its store
-            EVENTS["crash"].happen(self, side)
+            EVENTS["crash"][1](self, side)
         for each in self.sides:
             each.store.forget_faults()
         self.check()
