@@ -17,6 +17,8 @@ from multiprocessing import get_context
 from random import Random
 
 from ackstate.analysis.crash.dying import die_with
+from ackstate.analysis.crash.layer import scratch_directory
+from crash.crash_states import sqlite
 from crash.crash_states.cursors import draw_workload
 from crash.crash_states.examination import outcome
 from crash.crash_states.log_trims import draw_log_workload
@@ -43,7 +45,10 @@ def side_by_side(run, first_seed):
 
     They are forked, so that code patched in this process is patched in them, and end when this is closed.
     """
-    with get_context("fork").Pool(_PROCESS_COUNT, _begin, (run, os.getpid())) as pool:
+    with (
+        scratch_directory("states") as directory,
+        get_context("fork").Pool(_PROCESS_COUNT, _begin, (run, os.getpid(), directory)) as pool,
+    ):
         seeds = count(first_seed)
         begun = deque(pool.apply_async(_run, (next(seeds),)) for _ in range(_PROCESS_COUNT * _RUNS_AHEAD))
         while True:
@@ -52,9 +57,11 @@ def side_by_side(run, first_seed):
             yield found
 
 
-def _begin(run, parent_pid):
+def _begin(run, parent_pid, directory):
     global _patched_run  # noqa: PLW0603 - of this process: one that is patched cannot be sent
     _patched_run = run
+    # It is killed at its work: what it leaves is removed with the directory.
+    sqlite.IN_MEMORY = directory
     die_with(parent_pid)
     # The harness handles both. The exception of a handler is lost in a callback of Python's own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -19,6 +19,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ackstate.analysis.crash.layer import fast_parent
 from ackstate.analysis.crash.oracle import Broken, Promise
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
@@ -28,7 +29,7 @@ from crash.promises import PromiseBrokenError
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512
 _FRAME = _FRAME_HEADER + _PAGE
-_IN_MEMORY = Path("/dev/shm")
+IN_MEMORY = fast_parent()
 _TWICE_ONE_IN = 4
 _CRASHED_ONE_IN = 100
 _CHANGES = frozenset({"create", "append", "append_many", "delete", "fence", "put", "close"})
@@ -122,7 +123,7 @@ def _mixed(old, new, places):
 @contextmanager
 def temporary_place():
     """Yield a new directory, in memory if possible, which is removed at the end."""
-    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
         yield Path(name)
 
 
