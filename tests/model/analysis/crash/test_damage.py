@@ -40,7 +40,7 @@ def test_a_slice_of_the_layer_finds_nothing(monkeypatch):
     outcomes = list(islice(damage(0), 12))
     assert [outcome.seed for outcome in outcomes] == list(range(12))
     assert promises(outcomes) == set()
-    assert sum(outcome.cycles for outcome in outcomes) > 1_000
+    assert sum(outcome.cycles for outcome in outcomes) > 800
     # Every fate was met, so none of them is waved through.
     met = {name for outcome in outcomes for name, count in outcome.counts.items() if count}
     assert {fate.value for fate in Outcome} | {"repaired"} <= met
