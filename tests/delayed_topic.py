@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
@@ -17,42 +16,10 @@ from ackstate.delay import (
 from ackstate.dispatch import SubscriptionOptions, SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.message import NO_DELAY
-from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic import MessageLog
 
 TICK_MS = 10
 FAR_MS = 10**9
-
-
-class MemoryMachine:
-    """The files on its disk survive a crash."""
-
-    def __init__(self, _path=None):
-        self.store = MemoryStore()
-
-    def crash(self):
-        self.store = MemoryStore(self.store.disk)
-
-    def close(self):
-        self.store.close()
-
-
-class SqliteMachine:
-    """A crash leaves the files as they are at that moment; their open handles are gone."""
-
-    def __init__(self, path):
-        self.path, self.crash_count = path, 0
-        self.store = SqliteStore(path / "0")
-
-    def crash(self):
-        left = self.path / str(self.crash_count)
-        self.crash_count += 1
-        shutil.copytree(left, self.path / str(self.crash_count))
-        self.store.close()
-        self.store = SqliteStore(self.path / str(self.crash_count))
-
-    def close(self):
-        self.store.close()
 
 
 class InMemory:
@@ -115,8 +82,8 @@ class BucketedViews(Bucketed):
 class DelayedTopic:
     """Messages are known by their number, in order of publishing."""
 
-    def __init__(self, trackers, machine=None, *, names=("s",), now_ms=0, **settings):
-        self.trackers, self.machine = trackers, machine or MemoryMachine()
+    def __init__(self, trackers, store=None, *, names=("s",), now_ms=0, **settings):
+        self.trackers, self.store = trackers, store or MemoryStore()
         self.names, self.settings = names, settings
         self.positions, self.deliver_at_ms, self.tracker = [], [], {}
         self.start(now_ms)
@@ -128,10 +95,6 @@ class DelayedTopic:
         self.cursors, self.subscriptions = {}, {}
         for name in self.names:
             self.open(name, now_ms=now_ms)
-
-    @property
-    def store(self):
-        return self.machine.store
 
     def open(self, name, *, now_ms):
         cursor = self.cursors[name] = ManagedCursor.open(
@@ -149,7 +112,7 @@ class DelayedTopic:
 
     def crash(self, now_ms):
         """Nothing is left but the store."""
-        self.machine.crash()
+        self.store = MemoryStore(self.store.disk)
         self.start(now_ms)
 
     def publish(self, *deliver_at_ms, key=None):
@@ -204,5 +167,4 @@ TRACKERS = {
     "bucketed, not strict": partial(Bucketed, strict=False),
     "view of buckets": BucketedViews,
 }
-MACHINES = {"memory": MemoryMachine, "sqlite": SqliteMachine}
 NONE = NO_DELAY

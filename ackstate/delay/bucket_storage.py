@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 from urllib.parse import quote
 
-import google_crc32c
 import numpy as np
 
 from ackstate.entry_bitmap import union_by_ledger
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError, check_version
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import LEDGER_ID_MAX
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
 from ackstate.wire.native import (
-    CHECKSUM,
-    Reader,
     check_properties_fit,
-    checksum,
-    corrupt,
     decode_text_properties,
     encode_text_properties,
+    seal,
+    unseal,
 )
 from ackstate.wire.pulsar.delay_snapshot import (
     SegmentMetadata,
@@ -42,7 +38,6 @@ from ackstate.wire.pulsar.delay_snapshot import (
     encode_metadata,
     encode_segment,
     segment_metadata,
-    split_metadata,
 )
 
 if TYPE_CHECKING:
@@ -123,10 +118,10 @@ class BucketSegment(NamedTuple):
     encoded: bytes
 
     @classmethod
-    def of(cls, metadata: SegmentMetadata, encoded: bytes | None = None) -> BucketSegment:
+    def of(cls, metadata: SegmentMetadata) -> BucketSegment:
         message_count = sum(map(len, metadata.bitmaps.values()))
-        encoded = encode_metadata((metadata,)) if encoded is None else encoded
-        return cls(metadata.min_deliver_at_ms, metadata.max_deliver_at_ms, message_count, encoded)
+        times = metadata.min_deliver_at_ms, metadata.max_deliver_at_ms
+        return cls(*times, message_count, encode_metadata((metadata,)))
 
     @property
     def metadata(self) -> SegmentMetadata:
@@ -185,7 +180,6 @@ class RegistryFencedError(StoreError):
 
 _REGISTRY = struct.Struct("<4sB3xQI")  # magic, version, reserved, owner, names
 _REGISTRY_MAGIC, _REGISTRY_VERSION = b"ACKD", 1
-_REGISTRY_NAME = "delay registry"
 _NO_OWNER = 2**64 - 1
 
 
@@ -199,25 +193,12 @@ class Registered(NamedTuple):
 def encode_registry(registered: Registered) -> bytes:
     """Encode a registry."""
     header = _REGISTRY.pack(_REGISTRY_MAGIC, _REGISTRY_VERSION, registered.owner, len(registered.texts))
-    covered = b"".join((header, *encode_text_properties(registered.texts)))
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+    return seal(header, *encode_text_properties(registered.texts))
 
 
 def decode_registry(data: bytes) -> Registered:
     """Decode a registry; `UnsupportedVersionError` for another version, `CorruptStateError` for anything else."""
-    end = len(data) - CHECKSUM.size
-    if end < _REGISTRY.size:
-        corrupt(len(data), f"at least {_REGISTRY.size + CHECKSUM.size} bytes", f"{len(data)}", what=_REGISTRY_NAME)
-    magic, version, owner, count = _REGISTRY.unpack_from(data)
-    if magic != _REGISTRY_MAGIC:
-        corrupt(0, _REGISTRY_MAGIC, magic, what=_REGISTRY_NAME)
-    check_version(version, _REGISTRY_VERSION, what=_REGISTRY_NAME)
-    computed = google_crc32c.value(data[:end])
-    if computed != checksum(data):
-        corrupt(end, f"checksum {computed:#010x}", f"{checksum(data):#010x}", what=_REGISTRY_NAME)
-    if not version or any(data[5:8]):
-        corrupt(4, f"version {_REGISTRY_VERSION}, then three zero bytes", data[4:8].hex(), what=_REGISTRY_NAME)
-    reader = Reader(data, _REGISTRY.size, end, what=_REGISTRY_NAME)
+    (owner, count), reader = unseal(data, _REGISTRY, _REGISTRY_MAGIC, _REGISTRY_VERSION, what="delay registry")
     texts = dict(decode_text_properties(reader, count))
     reader.finish("the checksum")
     return Registered(owner, texts)
@@ -399,8 +380,6 @@ class BucketSnapshots:
 
     def __init__(self, storage: SnapshotStorage) -> None:
         self._storage = storage
-        self.succeeded: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
         # Retired snapshots that are still stored, since a call failed, and the key under which each may still be
         # registered.
         self._retired: dict[int, BucketKey | None] = {}
@@ -423,7 +402,7 @@ class BucketSnapshots:
         encoded = [encode_segment(segment) for segment in segments]
         metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
         entries = [encode_metadata(metadata), *encoded]
-        bucket_id = self._counted("create", lambda: self._write_once(entries))
+        bucket_id = attempt(lambda: self._write_once(entries))
         return bucket_id, [BucketSegment.of(each) for each in metadata]
 
     def _write_once(self, entries: Sequence[bytes]) -> int:
@@ -458,7 +437,7 @@ class BucketSnapshots:
     def read_segments(self, bucket_id: int, first: int, metadata: Sequence[SegmentMetadata]) -> list[DelayedIndexes]:
         """Return the segments that match the metadata, from number `first` on, which counts from 1."""
         end = first + len(metadata)
-        entries = self._counted("load", lambda: self._storage.ledgers.read(bucket_id, first, end))
+        entries = attempt(lambda: self._storage.ledgers.read(bucket_id, first, end))
         return [
             decode_segment(entry, what=f"delay snapshot {bucket_id}, segment {number}", metadata=each)
             for number, (entry, each) in enumerate(zip(entries, metadata, strict=True), first)
@@ -501,31 +480,14 @@ class BucketSnapshots:
             self._try_to_drop(bucket_id)
 
     def delete_all(self) -> None:
-        """Unregister and delete every snapshot registered or stored, even after a failure; raise the first error."""
-        # One that cannot be unregistered is not deleted: `delete_retired` retries it.
-        errors: list[AckStateError] = []
+        """Unregister and delete every snapshot registered or stored; after an error, a second call does the rest."""
         stored = self.stored()
         attempt(self._check_owner)  # after they were listed, as in `take_over`
+        for name in self._registered():
+            attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
         self._retired = dict.fromkeys(stored)
-        for name, text in self._registered().items():
-            try:
-                attempt(lambda name=name: self._storage.registry.remove(name))  # type: ignore[misc]
-            except AckStateError as error:
-                errors.append(error)
-                with suppress(ValueError):  # Malformed ones have no snapshot of ours.
-                    key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
-                    if bucket_id in self._retired:
-                        self._retired[bucket_id] = key
-        for bucket_id in [bucket_id for bucket_id, key in self._retired.items() if key is None]:
-            try:
-                self._delete(bucket_id)
-            except AckStateError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def count(self, kind: str, *, is_done: bool) -> None:
-        (self.succeeded if is_done else self.failed)[kind] += 1
+        for bucket_id in stored:
+            self._delete(bucket_id)
 
     def _check_owner(self) -> None:
         """Take the registry over before the first change, and refuse changes once another owner has it."""
@@ -550,17 +512,8 @@ class BucketSnapshots:
             return
 
     def _delete(self, bucket_id: int) -> None:
-        self._counted("delete", lambda: self._storage.ledgers.delete(bucket_id))
+        attempt(lambda: self._storage.ledgers.delete(bucket_id))
         del self._retired[bucket_id]
-
-    def _counted(self, kind: str, call: Callable[[], _Result]) -> _Result:
-        try:
-            result = attempt(call)
-        except AckStateError:
-            self.count(kind, is_done=False)
-            raise
-        self.count(kind, is_done=True)
-        return result
 
 
 def _bucket_keys(texts: Mapping[str, str]) -> dict[str, str]:
@@ -715,8 +668,7 @@ def _read(
         raise _Unusable(DropReason.NEWER, error) from None
     except CorruptStateError as error:
         raise _Unusable(DropReason.DAMAGED, error) from None
-    split = split_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
-    segments = [BucketSegment.of(*pair) for pair in zip(metadata, split, strict=True)]
+    segments = [BucketSegment.of(each) for each in metadata]
     return FoundBucket(Bucket(key, bucket_id, segments, loaded, due_count + 1), loaded, metadata)
 
 

@@ -35,12 +35,12 @@ from ackstate.delay.view import (
     check_time,
 )
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.position import ENTRY_ID_MAX, Position, check_position
+from ackstate.position import Position, check_position
 from ackstate.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ackstate.delay.bucket_storage import BucketSegment, SnapshotStorage
     from ackstate.delay.config import DelayConfig
@@ -115,14 +115,12 @@ class DamagedSegment:
 
 @dataclass(frozen=True, slots=True)
 class BucketStats:
-    """Statistics of a bucketed index, all at one instant; operations are by kind: create, load, delete, merge."""
+    """Statistics of a bucketed index, all at one instant."""
 
     bucket_count: int  # sealed ones
     mutable_count: int  # messages in the mutable bucket, also those handed out from it
     shared_count: int  # messages of the sealed buckets in memory, likewise
     retired_count: int  # retired snapshots that are still stored, since a call failed
-    succeeded: Mapping[str, int]
-    failed: Mapping[str, int]
     damaged: tuple[DamagedSegment, ...]
 
 
@@ -191,7 +189,6 @@ class SealedBuckets:
         if not sources:
             return NOTHING
         merged = self._merged(sources)
-        self._stored.count("merge", is_done=merged is not None)
         if merged is None:
             return NOTHING
         bucket, first = merged
@@ -413,13 +410,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         index.recovery_report = replace(report, message_count=len(index.held))
         return index, index.recovery_report
 
-    def __len__(self) -> int:
-        """Return the number of waiting messages, each counted once. Complexity: O(1)."""
-        return len(self.held)
-
-    def __contains__(self, position: Position) -> bool:
-        return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
-
     def add_message(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
         """Return whether a message must wait; see `DelayedDeliveryTracker.add_message`.
 
@@ -572,8 +562,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
                 mutable_count=len(self._mutable),
                 shared_count=len(self._shared),
                 retired_count=0 if stored is None else len(stored.retired),
-                succeeded={} if stored is None else dict(stored.succeeded),
-                failed={} if stored is None else dict(stored.failed),
                 damaged=tuple(self._sealed.damaged),
             )
 

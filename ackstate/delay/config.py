@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ackstate.checks import LONG_MAX, check_within, did_you_mean
-from ackstate.pulsar_conf import DELAY_TRACKER, SETTINGS, fields_of, keys_of, read_properties, values_of
+from ackstate.checks import LONG_MAX, check_within
+from ackstate.pulsar_conf import DELAY_TRACKER, SETTINGS, fields_of, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,12 +90,11 @@ class DelayConfig:
                 check_within(f"{name} ({_KEYS[name]})", value, least=least, most=LONG_MAX)
 
     @classmethod
-    def from_pulsar_conf(cls, source: Mapping[str, object] | str | Path) -> DelayConfig:
+    def from_pulsar_conf(cls, source: Mapping[str, str] | str | Path) -> DelayConfig:
         """Return the settings in a broker's properties; a key that is missing or blank has Pulsar's default.
 
-        Values are text, as in ``broker.conf``, or plain numbers and booleans. Where 0 means off, so do values below 0,
-        as in Pulsar; ``delayedDeliveryMaxNumBuckets`` is off at 0, too. A tick of 0 is refused: a broker with it does
-        not start. Keys that do not concern delays are ignored.
+        Where 0 means off, so do values below 0, as in Pulsar; ``delayedDeliveryMaxNumBuckets`` is off at 0, too. A tick
+        of 0 is refused: a broker with it does not start. Keys that do not concern delays are ignored.
 
         PIP-448's ``delayedDeliveryPruneMinIntervalMillis``, ``delayedDeliveryPruneEligibleRatio`` and
         ``delayedDeliveryTopicManagerIdleMillis`` are read and have no effect: our index holds nothing that would have
@@ -105,19 +104,11 @@ class DelayConfig:
             source: The keys and their values, or the path of a ``broker.conf``.
 
         Raises:
-            ValueError: A value is malformed or out of range, or a key that begins like those of delayed delivery is
-                none of them; the text names the key.
-            TypeError: A value is neither text nor a number nor a boolean.
+            ValueError: A value is malformed or out of range, or a key looks like a misspelling; the text names the key.
+            TypeError: A key or a value is not text.
             OSError: The file cannot be read.
         """
-        properties = read_properties(source)  # type: ignore[arg-type]
-        for key in properties:
-            if not isinstance(key, str):
-                raise TypeError(f"the name of a setting must be text, got {key!r}")
-        texts = {key: _text(key, value) for key, value in properties.items() if _concerns_delays(key)}
-        for key in texts:
-            _check_known(key)
-        found = fields_of(values_of(texts, "DelayConfig"), "DelayConfig")
+        found = fields_of(read_settings(source, "DelayConfig"), "DelayConfig")
         if "tracker" in found:
             found["tracker"] = _tracker(found["tracker"])
         if found.get("max_indexes_per_segment") == -1:
@@ -149,26 +140,3 @@ def _tracker(name: str) -> TrackerKind:
 
 
 _KEYS = {each.field: each.key for each in SETTINGS if each.kind == "DelayConfig"}
-_KNOWN = frozenset(keys_of("DelayConfig"))
-
-
-def _concerns_delays(key: str) -> bool:
-    return key.casefold().startswith(("delayeddelivery", "isdelayeddelivery"))
-
-
-def _check_known(key: str) -> None:
-    if key not in _KNOWN:
-        raise ValueError(f"unknown key of Pulsar {key!r}{did_you_mean(key, _KNOWN)}")
-
-
-def _text(key: str, value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).casefold()
-    if isinstance(value, int):
-        # Python refuses to write a very long number in decimals, and none that long is valid.
-        return str(value) if abs(value) <= 2 * LONG_MAX else hex(value)
-    if isinstance(value, float):
-        return repr(value)
-    if not isinstance(value, str):
-        raise TypeError(f"{key} must be text, a number or a boolean, got {value!r}")
-    return value

@@ -20,10 +20,9 @@ from ackstate.delay.view import (
     DUE_LOG_BYTES_MAX,
     TIME_MS_MAX,
     SharedDelayIndex,
-    check_message,
     check_time,
 )
-from ackstate.position import ENTRY_ID_MAX, Position
+from ackstate.position import Position
 from ackstate.position_set import PositionSet
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes
 
@@ -97,10 +96,6 @@ class EntryPages:
             used = zip(ledgers[keys >> ENTRY_BITS].tolist(), (keys & ENTRY_MASK).tolist(), strict=True)
             found = [self.number(ledger_id, high) for ledger_id, high in used]
         return np.array(found, dtype=np.int64)[numbers] << ENTRY_BITS | entry_ids & ENTRY_MASK
-
-    def position(self, place: int) -> tuple[int, int]:
-        page = place >> ENTRY_BITS
-        return self._ledger_ids[page], self._highs[page] << ENTRY_BITS | place & ENTRY_MASK
 
     def positions(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         pages = places >> ENTRY_BITS
@@ -530,13 +525,6 @@ class TopicDelayIndex(SharedDelayIndex):
         """Return an index with the tick of some settings; it is always strict, and never pauses deliveries."""
         return cls(tick_time_ms=config.tick_time_ms)
 
-    def __len__(self) -> int:
-        """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
-        return len(self.held)
-
-    def __contains__(self, position: Position) -> bool:
-        return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
-
     @property
     def next_due_ms(self) -> int | None:
         """When the next message falls due, or None. Complexity: O(1)."""
@@ -550,36 +538,6 @@ class TopicDelayIndex(SharedDelayIndex):
         """
         with self.lock:
             return self.held.memory_bytes + self._calendar.memory_bytes + self.due_log.memory_bytes
-
-    def add(self, position: Position, *, deliver_at_ms: int, now_ms: int) -> bool:
-        """Hold a message until it is due and return True, or return False if it is due already.
-
-        A held message keeps its time, even if another time is given now. A message whose time has come but whose tick
-        has not stays held, else it would be delivered twice. If even its tick is over, the index had a wrong time for
-        it: it falls due at once for all subscriptions that have passed it, and the answer is False.
-
-        Raises:
-            ValueError: An id or a time is out of range.
-            TypeError: An id or a time is not an integer.
-        """
-        position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
-        self.lock.acquire()  # half the time of `with`, which counts here
-        try:
-            if now_ms > self.now_ms:
-                self.move_due(now_ms)
-            return self.hold(position, deliver_at_ms)
-        finally:
-            self.lock.release()
-
-    def advance(self, now_ms: int) -> None:
-        """Move messages that have fallen due to the due log; a time below an earlier one changes nothing.
-
-        Raises:
-            As `add`.
-        """
-        now_ms = check_time(now_ms, name="now_ms")
-        with self.lock:
-            self.move_due(now_ms)
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
         if deliver_at_ms > self.now_ms:

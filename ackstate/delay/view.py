@@ -255,6 +255,13 @@ class SharedDelayIndex(ABC):
         self.is_open = True
         self._reading = threading.Lock()
 
+    def __len__(self) -> int:
+        """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
+        return len(self.held)
+
+    def __contains__(self, position: Position) -> bool:
+        return 0 <= position[1] <= ENTRY_ID_MAX and position in self.held
+
     @property
     @abstractmethod
     def next_due_ms(self) -> int | None:
@@ -267,7 +274,11 @@ class SharedDelayIndex(ABC):
 
     @abstractmethod
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
-        """Hold a message until it is due, after `move_due`; False if it is due already. Neither is checked."""
+        """Hold a message until it is due, after `move_due`; False if it is due already. Neither is checked.
+
+        A held message keeps its time, even if another time is given now. If the index had too late a time for it, it
+        falls due at once for all subscriptions that have passed it, and the answer is False.
+        """
 
     @abstractmethod
     def move_due(self, now_ms: int) -> None:
@@ -446,13 +457,8 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Complexity: O(bitmaps + views).
         """
-        return self._index.memory_bytes + self.own_memory_bytes
-
-    @property
-    def own_memory_bytes(self) -> int:
-        """About how much memory the due messages take that were not yet handed out. Complexity: O(bitmaps)."""
         self._catch_up_now()
-        return self._due.memory_bytes
+        return self._index.memory_bytes + self._due.memory_bytes
 
     @property
     def next_delivery_ms(self) -> int | None:

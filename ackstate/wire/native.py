@@ -82,6 +82,31 @@ class Reader:
             corrupt(self.offset, what_follows, f"{self.end - self.offset} bytes more", what=self.what)
 
 
+def seal(*parts: bytes) -> bytes:
+    """Return the parts with their checksum behind them."""
+    covered = b"".join(parts)
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+
+
+def unseal(
+    data: bytes, header: struct.Struct, magic: bytes, version: int, *, what: str
+) -> tuple[Sequence[int], Reader]:
+    """Check sealed bytes that begin with a magic, a version and three zero bytes; return the numbers that follow."""
+    end = len(data) - CHECKSUM.size
+    if end < header.size:
+        corrupt(0, f"at least {header.size + CHECKSUM.size} bytes", f"{len(data)} bytes", what=what)
+    found, found_version, *numbers = header.unpack_from(data)
+    if found != magic:
+        corrupt(0, magic, found, what=what)
+    check_version(found_version, version, what=what)
+    computed = google_crc32c.value(data[:end])
+    if computed != checksum(data):
+        corrupt(end, f"checksum {computed:#010x}", f"{checksum(data):#010x}", what=what)
+    if not found_version or any(data[5:8]):
+        corrupt(4, f"version {version}, then three zero bytes", data[4:8].hex(), what=what)
+    return numbers, Reader(data, header.size, end, what=what)
+
+
 VERSION = 2
 MAGIC = b"ACKR"
 
@@ -181,8 +206,7 @@ def encode_parts(parts: RecordFields) -> bytes:
         MAGIC, VERSION, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
-    covered = header + body
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+    return seal(header, body)
 
 
 def decode(data: bytes) -> Record:
@@ -311,36 +335,18 @@ def encode_pointer(pointer: Pointer) -> bytes:
     check_cursor_properties(pointer.cursor_properties)
     ledger_id = _NO_LEDGER if pointer.cursor_ledger_id is None else pointer.cursor_ledger_id
     snapshot = b"" if pointer.snapshot is None else encode(pointer.snapshot)
-    covered = b"".join(
-        (
-            _POINTER.pack(POINTER_MAGIC, POINTER_VERSION, ledger_id, pointer.epoch, pointer.term),
-            _POINTER_TAIL.pack(*(pointer.mark_delete or _NO_POSITION), len(pointer.cursor_properties), len(snapshot)),
-            *encode_text_properties(pointer.cursor_properties),
-            snapshot,
-        )
+    return seal(
+        _POINTER.pack(POINTER_MAGIC, POINTER_VERSION, ledger_id, pointer.epoch, pointer.term),
+        _POINTER_TAIL.pack(*(pointer.mark_delete or _NO_POSITION), len(pointer.cursor_properties), len(snapshot)),
+        *encode_text_properties(pointer.cursor_properties),
+        snapshot,
     )
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
 def decode_pointer(data: bytes) -> Pointer:
     """Decode a pointer that `encode_pointer` wrote; errors as `decode`."""
-    size_min = _POINTER.size + CHECKSUM.size
-    if len(data) < size_min:
-        corrupt(0, f"at least {size_min} bytes", f"{len(data)} bytes", what=_POINTER_NAME)
-    magic, version, cursor_ledger_id, epoch, term = _POINTER.unpack_from(data)
-    if magic != POINTER_MAGIC:
-        corrupt(0, POINTER_MAGIC, magic, what=_POINTER_NAME)
-    check_version(version, POINTER_VERSION, what=_POINTER_NAME)
-    computed, stored = google_crc32c.value(data[: -CHECKSUM.size]), checksum(data)
-    if stored != computed:
-        corrupt(len(data) - CHECKSUM.size, f"checksum {computed:#010x}", f"{stored:#010x}", what=_POINTER_NAME)
-    if not version or any(data[5:8]):
-        corrupt(4, f"version {POINTER_VERSION}, then three zero bytes", data[4:8].hex(), what=_POINTER_NAME)
-    reader = Reader(data, _POINTER.size, len(data) - CHECKSUM.size, what=_POINTER_NAME)
-    return _decode_tail(reader, None if cursor_ledger_id == _NO_LEDGER else cursor_ledger_id, epoch, term)
-
-
-def _decode_tail(reader: Reader, cursor_ledger_id: int | None, epoch: int, term: int) -> Pointer:
+    (ledger_id, epoch, term), reader = unseal(data, _POINTER, POINTER_MAGIC, POINTER_VERSION, what=_POINTER_NAME)
+    cursor_ledger_id = None if ledger_id == _NO_LEDGER else ledger_id
     at = reader.offset
     tail = reader.take(_POINTER_TAIL.size, "mark-delete and counts")
     *ids, property_count, snapshot_bytes = _POINTER_TAIL.unpack(tail)

@@ -149,8 +149,7 @@ def _recreated_or_kept(held: int, fill: Callable[[int], object]) -> Callable[[],
 
 def _add_to_index(adding: tuple[TopicDelayIndex, Messages]) -> None:
     index, messages = adding
-    for position, deliver_at_ms in messages:
-        index.add(position, deliver_at_ms=deliver_at_ms, now_ms=0)
+    index.learn(messages)
 
 
 def _add_to_tracker(adding: tuple[DelayedDeliveryTracker, Messages]) -> None:

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 from ackstate.checks import LONG_MAX
 from ackstate.deleted_ranges import decode_bitmap, varint_bytes
 from ackstate.errors import CorruptStateError, UnsupportedVersionError, corrupt
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 from ackstate.wire.pulsar.fields import (
     Bytes,
     Int64s,
@@ -36,7 +36,6 @@ from ackstate.wire.pulsar.fields import (
     check_required,
     decode_rows,
     known_fields,
-    read_varint,
     varint,
 )
 
@@ -155,13 +154,6 @@ def encode_metadata(segments: Sequence[SegmentMetadata]) -> bytes:
     if len(sealed) > 1:
         raise ValueError("some segments have a checksum and others do not")
     return record if sealed == {False} else _checksum_field(google_crc32c.value(record)) + record
-
-
-def split_metadata(data: bytes, *, what: str) -> tuple[bytes, ...]:
-    """Return the encoded metadata of each segment, as `encode_metadata` of that segment alone."""
-    begin = _SEAL_BYTES if data.startswith(_CHECKSUM_TAG) else 0
-    segments = [data[each.offset : each.end] for _, each in known_fields(data, _SNAPSHOT, begin, len(data), what=what)]
-    return tuple(_checksum_field(google_crc32c.value(each)) + each if begin else each for each in segments)
 
 
 def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
@@ -304,29 +296,13 @@ def _check_against(metadata: SegmentMetadata, indexes: DelayedIndexes, data: byt
     if times[-1] != metadata.max_deliver_at_ms:
         corrupt(what, _offset_of(data, last, what=what), f"the last time {metadata.max_deliver_at_ms}", int(times[-1]))
     # A bitmap of few bytes can have billions of entries: they are counted before they are expanded.
-    count = sum(map(len, metadata.bitmaps.values()))
-    if count != len(times):
-        corrupt(what, len(data), f"{count} delayed messages", len(times))
-    if not all(_is_bitmap(metadata.bitmaps.get(ledger_id), entries) for ledger_id, entries in _by_ledger(indexes)):
-        row, position = _first_stray(metadata, indexes)
-        corrupt(what, _offset_of(data, row, what=what), "positions of the metadata, each once", position)
-
-
-def _is_bitmap(bitmap: BitMap | None, entries: npt.NDArray[np.uint32]) -> bool:
-    if bitmap is None or len(bitmap) != len(entries):
-        return False
-    return bool((np.frombuffer(bitmap.to_array(), np.uint32) == entries).all())
-
-
-def _first_stray(metadata: SegmentMetadata, indexes: DelayedIndexes) -> tuple[int, Position]:
-    """Return the first position that is not in the metadata, or is repeated, and its row."""
-    seen = set()
-    for row, position in enumerate(zip(indexes.ledger_ids.tolist(), indexes.entry_ids.tolist(), strict=True)):
-        ledger_id, entry_id = position
-        if position in seen or entry_id not in metadata.bitmaps.get(ledger_id, ()):
-            return row, Position(*position)
-        seen.add(position)
-    raise AssertionError("as many positions as the metadata names, each once and named there, are those of it")
+    counts = {ledger_id: len(bitmap) for ledger_id, bitmap in metadata.bitmaps.items()}
+    found = list(_by_ledger(indexes))
+    if counts != {ledger_id: len(entries) for ledger_id, entries in found} or not all(
+        (np.frombuffer(metadata.bitmaps[ledger_id].to_array(), np.uint32) == entries).all()
+        for ledger_id, entries in found
+    ):
+        corrupt(what, 0, f"the positions of the metadata, {sum(counts.values())}, each once", f"{len(times)}")
 
 
 def _framed(tag: bytes, content: bytes) -> bytes:
@@ -366,30 +342,11 @@ def _decode_segment_metadata(data: bytes, within: Field, what: str) -> SegmentMe
         corrupt(what, within.offset, "metadata of a segment", error)
 
 
-def _usual_ledger(data: bytes, within: Field, what: str) -> tuple[int, int, int] | None:
-    """Return a ledger and the bounds of its bitmap, if the fields have the layout of every known writer; else None.
-
-    A snapshot may have a hundred thousand, and decoding one field by field takes twice as long.
-    """
-    at = within.begin
-    if data[at : at + 1] != b"\x08":
-        return None
-    ledger_id, at = read_varint(data, at + 1, within.end, what)
-    if at == within.end or data[at] != 0x12:
-        return None
-    size, begin = read_varint(data, at + 1, within.end, what)
-    return (ledger_id, begin, within.end) if begin + size == within.end else None
-
-
-def _any_ledger(data: bytes, within: Field, what: str) -> tuple[int, int, int]:
+def _decode_ledger(data: bytes, within: Field, what: str) -> tuple[int, BitMap]:
     found = dict(known_fields(data, _LEDGER, within.begin, within.end, what=what))
     check_required(found, ("key", "value"), "delayed_index_bit_map", within.end, what=what)
-    return found["key"].value, found["value"].begin, found["value"].end
-
-
-def _decode_ledger(data: bytes, within: Field, what: str) -> tuple[int, BitMap]:
-    ledger_id, begin, end = _usual_ledger(data, within, what) or _any_ledger(data, within, what)
+    portable = found["value"]
     try:
-        return ledger_id, decode_bitmap(data[begin:end], begin)
+        return found["key"].value, decode_bitmap(data[portable.begin : portable.end], portable.begin)
     except CorruptStateError as fault:
         corrupt(what, fault.offset, fault.expected, fault.found)

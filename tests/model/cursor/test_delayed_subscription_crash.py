@@ -7,7 +7,7 @@ import pytest
 
 from ackstate import CursorConfig, MemoryStore, Position
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
-from delayed_topic import NONE, Bucketed, DelayedTopic, MemoryMachine
+from delayed_topic import NONE, Bucketed, DelayedTopic
 
 CUTS = [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER]
 CONFIG = CursorConfig(compaction_bytes_min=0, ledger_entry_count_max=6)
@@ -17,25 +17,19 @@ def trackers():
     return Bucketed(max_bucket_count=1)
 
 
-class CutMachine(MemoryMachine):
-    """Its power is cut at one write."""
-
-    def __init__(self, mutation=None, kind=None):
-        self.store = MemoryStore(faults=[] if mutation is None else [Fault(mutation, kind)])
-
-    def crash(self, mutation=None, kind=None):
-        self.store = MemoryStore(self.store.disk, faults=[] if mutation is None else [Fault(mutation, kind)])
+def cut_at(mutation, kind, disk=None):
+    return MemoryStore(disk, faults=[Fault(mutation, kind)])
 
 
 class WorkloadUntilPowerCut:
     """The actions of one subscription until the power is cut; `acked` and `gauge` are those of the last call that
     ended."""
 
-    def __init__(self, machine):
-        self.machine, self.topic = machine, None
+    def __init__(self, store=None):
+        self.store, self.topic = store or MemoryStore(), None
         self.acked, self.gauge, self.attempted, self.now_ms = set(), 0, [], 0
         try:
-            self.topic = DelayedTopic(trackers(), machine, config=CONFIG)
+            self.topic = DelayedTopic(trackers(), self.store, config=CONFIG)
             self.run()
         except PowerCutError:
             pass
@@ -81,7 +75,8 @@ class WorkloadUntilPowerCut:
 
     def recover(self):
         """Restart from the stored state, and return the deliveries."""
-        topic = DelayedTopic(trackers(), self.machine, config=CONFIG, now_ms=self.now_ms)
+        store = MemoryStore(self.store.disk)
+        topic = DelayedTopic(trackers(), store, config=CONFIG, now_ms=self.now_ms)
         topic.positions = [
             Position(ledger_id, entry_id)
             for ledger_id in topic.log.ledgers
@@ -100,10 +95,9 @@ class WorkloadUntilPowerCut:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_crash_at_any_write_loses_nothing_and_hastens_nothing(kind):
-    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut().store.mutation_count
     for mutation in range(mutations):
-        work = WorkloadUntilPowerCut(CutMachine(mutation, kind))
-        work.machine.crash()
+        work = WorkloadUntilPowerCut(cut_at(mutation, kind))
         topic, _ = work.recover()
         assert topic.tracker["s"].delayed_message_count == 0, f"after a crash at write {mutation}"
 
@@ -111,27 +105,25 @@ def test_a_crash_at_any_write_loses_nothing_and_hastens_nothing(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CUTS)
 def test_a_crash_at_any_write_of_what_follows_a_crash_is_survived_too(kind):
-    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut().store.mutation_count
     for mutation in range(4, mutations, 9):
         for second in range(12):
-            work = WorkloadUntilPowerCut(CutMachine(mutation, kind))
-            work.machine.crash(second, kind)
+            work = WorkloadUntilPowerCut(cut_at(mutation, kind))
+            work.store = cut_at(second, kind, work.store.disk)
             try:
-                topic = DelayedTopic(trackers(), work.machine, config=CONFIG, now_ms=work.now_ms)
+                topic = DelayedTopic(trackers(), work.store, config=CONFIG, now_ms=work.now_ms)
                 topic.subscriptions["s"].dispatch("a", 100, now_ms=work.now_ms)
             except PowerCutError:
                 pass
-            work.machine.crash()
             work.recover()
 
 
 @pytest.mark.slow
 def test_no_snapshot_is_left_behind_for_good():
     """After a crash at any write: data without a name is deleted by the next start, or the one after."""
-    mutations = WorkloadUntilPowerCut(CutMachine()).machine.store.mutation_count
+    mutations = WorkloadUntilPowerCut().store.mutation_count
     for mutation in range(0, mutations, 5):
-        work = WorkloadUntilPowerCut(CutMachine(mutation, FaultKind.CRASH_AFTER))
-        work.machine.crash()
+        work = WorkloadUntilPowerCut(cut_at(mutation, FaultKind.CRASH_AFTER))
         topic, _ = work.recover()
         topic.tracker["s"].delete_retired()
         registered = topic.trackers.storage(topic, "s").registry.get_all().values()

@@ -121,24 +121,6 @@ class PositionSetMachine(RuleBasedStateMachine):
 TestPositionSet = PositionSetMachine.TestCase
 
 
-def test_the_lowest_and_the_highest_of_a_part_of_a_ledger():
-    held = set_of({Position(3, 1), Position(3, 2**16), Position(3, 2**32 - 1), Position(4, 0)})
-    assert held.lowest_in(3, 0, 2**32) == Position(3, 1)
-    assert held.highest_in(3, 0, 2**32) == Position(3, 2**32 - 1)
-    assert held.lowest_in(3, 2, 2**32 - 1) == held.highest_in(3, 2, 2**32 - 1) == Position(3, 2**16)
-    assert held.lowest_in(3, 2, 2**16) is None
-    assert held.highest_in(3, 2, 2**16) is None
-    assert held.lowest_in(5, 0, 9) is None
-    assert held.highest_in(4, 0, 0) is None
-
-
-def test_a_set_from_a_position_on():
-    held = set_of({Position(3, 1), Position(3, 7), Position(4, 0), Position(9, 2)})
-    assert list(held.at_least(Position(3, 2))) == [Position(3, 7), Position(4, 0), Position(9, 2)]
-    assert list(held.at_least(Position(4, 1))) == [Position(9, 2)]
-    assert list(held.at_least(Position(9, 3))) == []
-
-
 def test_two_sets_that_were_joined_stay_apart():
     one, other = set_of({Position(3, 1)}), PositionSet()
     other.update(one)

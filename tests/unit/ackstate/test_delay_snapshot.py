@@ -20,7 +20,6 @@ from ackstate.wire.pulsar.delay_snapshot import (
     encode_metadata,
     encode_segment,
     segment_metadata,
-    split_metadata,
 )
 from strategies import positions
 
@@ -118,7 +117,6 @@ def test_the_metadata_goes_there_and_back_by_the_bytes_of_protobuf_itself(many, 
     encoded = encode_metadata(written)
     if many or has_checksums:
         assert decode_metadata(encoded, what="snapshot") == written
-    assert split_metadata(encoded, what="snapshot") == tuple(encode_metadata((segment,)) for segment in written)
     ordered, as_map = OrderedMetadata(), SnapshotMetadata()
     for rows, metadata in zip(many, written, strict=True):
         assert (metadata.min_deliver_at_ms, metadata.max_deliver_at_ms) == (rows[0][0], rows[-1][0])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
@@ -32,7 +30,7 @@ from ackstate.wire.pulsar import (
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
 from ackstate.wire.pulsar import ranges as range_codec
-from ackstate.wire.pulsar.ranges import RangeRows, bitmap_of_words, encode_range_list, words_of
+from ackstate.wire.pulsar.ranges import RangeRows, encode_range_list
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids, ledger_ids, positions
 
 ROOT = Path(__file__).parents[3]
@@ -176,12 +174,6 @@ def naive_words(entries):
     return found
 
 
-def test_words_far_from_0_go_there_and_back():
-    ranges = ranges_of([(3, 5, 6), (3, 4_096 * 64 - 1, 4_096 * 64 + 1), (3, 9_000_000, 9_000_070)])
-    entries = ranges.entries(3)
-    assert bitmap_of_words(words_of(entries)) == entries
-
-
 # Any layout, any order, any overlap: against a plain set
 
 LEDGERS = LedgerMap.from_counts({1: 6, 2: 0, 4: 9, 5: 3})
@@ -248,26 +240,6 @@ def without_the_fast_road():
             codec, "decode_range_list", lambda _data, begin, *, tag: (RangeRows(*np.empty((4, 0), np.int64)), begin)
         )
         yield
-
-
-@pytest.mark.parametrize("cut", range(12))
-def test_a_list_that_turns_unusual_is_read_to_its_end(cut):
-    ranges = [((3, entry - 1), (3, entry)) for entry in range(0, 120, 2)]
-    layouts_by_turn = ["usual"] * (5 * cut) + ["upper first"] * (60 - 5 * cut)
-    record = bytes.fromhex("08001000") + b"".join(
-        written_range(layout, *ends) for layout, ends in zip(layouts_by_turn, ranges, strict=True)
-    )
-    assert list(decode_position_info(record).deleted.entries(3)) == list(range(0, 120, 2))
-
-
-@given(runs=st.lists(st.builds(run_from, st.integers(0, 2), st.integers(0, 60), st.integers(1, 30)), max_size=12))
-@example(runs=[(1, 0, 30), (1, 3, 5), (1, 10, 12)])
-def test_overlapping_runs_are_merged_before_they_are_added(runs):
-    columns = np.array([(ledger, first, end - 1) for ledger, first, end in runs], np.int64).reshape(-1, 3).T
-    merged = list(zip(*(column.tolist() for column in range_codec._merged(range_codec._Runs(*columns))), strict=True))
-    for (ledger, _, last), (next_ledger, first, _) in pairwise(merged):
-        assert (ledger, last) < (next_ledger, first)
-    assert ranges_of((ledger, first, last + 1) for ledger, first, last in merged) == ranges_of(runs)
 
 
 # By hand
@@ -475,13 +447,3 @@ def test_a_missing_package_says_what_to_install(monkeypatch, package, compressio
 
 
 # The generated classes
-
-
-@pytest.mark.slow
-def test_the_generated_classes_are_what_the_command_in_the_schema_makes(tmp_path):
-    schema = Path("ackstate/wire/pulsar/cursor_state.proto")
-    (command,) = [line for line in (ROOT / schema).read_text().splitlines() if "grpc_tools.protoc" in line]
-    arguments = command.removeprefix("//").replace("_out=.", f"_out={tmp_path}").split()
-    subprocess.run([sys.executable, *arguments[1:]], cwd=ROOT, check=True)
-    for name in ("cursor_state_pb2.py", "cursor_state_pb2.pyi"):
-        assert (tmp_path / schema.with_name(name)).read_text() == (ROOT / schema.with_name(name)).read_text()

@@ -1,20 +1,13 @@
-"""A subscription with any tracker of delayed messages, on real stores, through a crash, a seek and a stale index."""
+"""A subscription with any tracker of delayed messages, through a crash, a seek and a stale index."""
 
 import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
 from ackstate.topic import MessageLog
-from delayed_topic import MACHINES, NONE, TRACKERS, DelayedTopic
+from delayed_topic import NONE, TRACKERS, DelayedTopic
 
 every_tracker = pytest.mark.parametrize("make_trackers", TRACKERS.values(), ids=TRACKERS)
-
-
-@pytest.fixture(params=MACHINES.values(), ids=MACHINES)
-def machine(request, tmp_path):
-    machine = request.param(tmp_path)
-    yield machine
-    machine.close()
 
 
 def rounded(trackers, deliver_at_ms):
@@ -29,8 +22,8 @@ def assert_in_time(topic, came, *, from_ms=0):
 
 
 @every_tracker
-def test_each_message_comes_once_and_in_time(make_trackers, machine):
-    topic = DelayedTopic(make_trackers(), machine)
+def test_each_message_comes_once_and_in_time(make_trackers):
+    topic = DelayedTopic(make_trackers())
     topic.publish(NONE, 500, 205, 100, NONE, 333, 101, 0, 1_000, 90, 95, 640, 77, NONE)
     came = topic.drain(now_ms=0)
     assert sorted(came) == list(range(14))
@@ -39,8 +32,8 @@ def test_each_message_comes_once_and_in_time(make_trackers, machine):
 
 
 @every_tracker
-def test_after_a_crash_what_is_not_acked_comes_and_what_is_acked_does_not(make_trackers, machine):
-    topic = DelayedTopic(make_trackers(), machine)
+def test_after_a_crash_what_is_not_acked_comes_and_what_is_acked_does_not(make_trackers):
+    topic = DelayedTopic(make_trackers())
     topic.publish(NONE, 500, 205, 120, NONE, 333, 121, 60, 1_000, 80, 85, 640, 77, NONE)
     assert topic.dispatch(now_ms=0) == [0, 4, 13]
     topic.ack(0, 13)
@@ -136,8 +129,8 @@ def test_a_new_subscription_gets_what_waits_and_what_is_over(make_trackers):
 
 
 @every_tracker
-def test_a_subscription_that_was_closed_goes_on_where_it_was(make_trackers, machine):
-    topic = DelayedTopic(make_trackers(), machine)
+def test_a_subscription_that_was_closed_goes_on_where_it_was(make_trackers):
+    topic = DelayedTopic(make_trackers())
     topic.publish(*range(100, 800, 50))
     topic.ack(*topic.dispatch(now_ms=0))
     topic.ack(*topic.dispatch(now_ms=200), now_ms=200)

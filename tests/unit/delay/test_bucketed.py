@@ -7,9 +7,7 @@ import pytest
 
 from ackstate import CorruptStateError, MemoryStore, Position, SqliteStore, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
-from ackstate.delay.bucket_storage import Boundary
 from ackstate.delay.buckets import cut_segments
-from ackstate.delay.index import in_order
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
@@ -67,13 +65,6 @@ def test_a_poll_takes_those_due_first_and_returns_them_by_position(index):
     assert poll(index, 100) == [(3, 0)]
 
 
-def test_one_offered_again_when_its_time_has_come_is_delivered_once(index):
-    add(index, (3, 0, 50))
-    assert not index.add_message(Position(3, 0), deliver_at_ms=50, now_ms=50)
-    assert len(index) == 0
-    assert poll(index, 60) == []
-
-
 def test_times_and_ids_reach_their_bounds(index):
     add(index, (2**63 - 1, 2**32 - 1, TIME_MAX), (2**63 - 1, 0, TIME_MAX - 1))
     assert poll(index, TIME_MAX - 2) == []
@@ -124,7 +115,7 @@ def test_a_bucket_goes_on_over_ledgers_until_it_is_full_or_spans_the_ledger_step
 
 
 def test_without_storage_all_stays_in_memory():
-    index = BucketedDelayIndex(DelayConfig.from_pulsar_conf({"delayedDeliveryMinIndexCountPerBucket": 1}))
+    index = BucketedDelayIndex(DelayConfig(min_index_count_per_bucket=1))
     add(index, (3, 0, 5000), (4, 0, 6000), (5, 0, 7000), (3, 1, 5500))
     assert ranges(index) == []
     assert index.stats().mutable_count == 3
@@ -142,13 +133,6 @@ def test_what_comes_late_for_a_sealed_ledger_stays_in_memory(store, index):
     assert report.message_count == len(recovered) == 4
     assert Position(3, 9) not in recovered  # the dispatcher reads it again
     assert poll(index, 1000) == [(2, 0), (3, 0), (3, 1), (3, 2), (3, 3), (3, 9), (4, 0)]
-
-
-def test_what_is_due_is_not_sealed(index):
-    add(index, (3, 0, 10), (3, 1, 100), (3, 2, 100), (3, 3, 100))
-    assert poll(index, 10) == [(3, 0)]
-    add(index, (4, 0, 100), now_ms=10)
-    assert ranges(index) == []
 
 
 def arrays(*rows) -> DelayedIndexes:
@@ -174,20 +158,6 @@ def test_segments_are_cut_by_time_and_count(settings, sizes):
 def test_of_a_position_twice_in_a_segment_the_later_time_stays():
     once = cut_segments(arrays((100, 3, 0), (100, 3, 1), (105, 3, 0)), DelayConfig(max_indexes_per_segment=None))
     assert [column.tolist() for column in once[0]] == [[100, 105], [3, 3], [1, 0]]
-
-
-def test_merged_messages_are_in_order_of_time_then_position():
-    merged = in_order(*arrays((20, 4, 0), (30, 3, 0), (10, 9, 9), (20, 3, 5), (20, 3, 4)))
-    assert [column.tolist() for column in merged] == [[10, 20, 20, 20, 30], [9, 3, 3, 4, 3], [9, 4, 5, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("boundary", "expected"),
-    [((30, 4, 5), 3), ((30, 4, 6), 4), ((30, 5, 0), 4), ((30, 3, 0), 2), ((31, 0, 0), 4), ((29, 0, 0), 2)],
-)
-def test_a_boundary_tells_how_many_come_before_it(boundary, expected):
-    due = arrays((10, 9, 9), (20, 9, 9), (30, 3, 7), (30, 4, 5))
-    assert Boundary(*boundary).count_before(due) == expected
 
 
 def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
@@ -220,21 +190,6 @@ def test_the_next_segment_is_loaded_when_the_last_message_of_the_one_before_is_t
     assert keys_of(store) == {}
 
 
-def test_messages_due_at_the_same_time_as_the_last_of_a_segment_come_in_order(index):
-    add(index, (3, 0, 100), (3, 2, 100), (3, 4, 100), (3, 6, 100), (4, 0, 100), (3, 1, 100), (3, 3, 100), (3, 5, 100))
-    taken = [poll(index, 100, max_messages=1) for _ in range(9)]
-    assert taken == [[(3, entry_id)] for entry_id in range(7)] + [[(4, 0)], []]
-
-
-def test_a_poll_with_a_maximum_loads_no_more_than_it_needs(index):
-    fill(index, 3, 100)
-    add(index, (4, 0, 500))
-    assert poll(index, 200, max_messages=1) == [(3, 0)]
-    assert ranges(index) == [(3, 3, 1, 2)]
-    assert poll(index, 200, max_messages=2) == [(3, 1), (3, 2)]
-    assert ranges(index) == [(3, 3, 2, 2)]
-
-
 # The mark-delete position, `clear`, `close`.
 
 
@@ -251,15 +206,6 @@ def test_what_the_mark_delete_has_passed_counts_no_longer_and_leaves_nothing(sto
     assert keys_of(store) == {}
     assert index.next_delivery_ms is None
     assert poll(index, 9999) == []
-
-
-def test_what_is_added_below_the_mark_delete_is_dropped_at_the_next_poll(index):
-    index.advance_mark_delete(Position(5, 0))
-    add(index, (3, 0, 100), (5, 0, 100))
-    assert len(index) == 2
-    assert poll(index, 50) == []
-    assert len(index) == 1
-    assert poll(index, 100) == [(5, 0)]
 
 
 def test_a_bucket_that_reaches_over_the_mark_delete_is_kept(index):
@@ -285,19 +231,16 @@ def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(st
     assert len(index) == 9
 
 
-@pytest.mark.parametrize("call_again", [BucketedDelayIndex.clear, BucketedDelayIndex.delete_retired])
-@pytest.mark.parametrize(
-    ("first_fault", "left"),
-    [(0, ({f"{KEY}_3_3": "1"}, [1])), (2, ({f"{KEY}_5_5": "3"}, [3])), (3, ({}, [1])), (5, ({}, [3]))],
-)
-def test_a_clear_deletes_all_that_it_can_and_a_second_call_the_rest(store, index, first_fault, left, call_again):
+@pytest.mark.parametrize(("first_fault", "left_count"), [(0, 3), (2, 3), (3, 3), (5, 1)])
+def test_a_second_clear_deletes_what_the_first_could_not(store, index, first_fault, left_count):
     many_buckets(index, count=3)
     fail(store, after=first_fault)
     with pytest.raises(StoreError):
         index.clear()
     assert len(index) == 0
-    assert (keys_of(store), store.ledgers.owned_by("delayed")) == left
-    call_again(index)
+    assert len(store.ledgers.owned_by("delayed")) == left_count
+    assert set(keys_of(store).values()) <= set(map(str, store.ledgers.owned_by("delayed")))
+    index.clear()
     assert store.ledgers.owned_by("delayed") == []
     assert keys_of(store) == {}
 
@@ -345,7 +288,6 @@ def test_a_bucket_that_cannot_be_written_stays_in_memory(store, index):
     add(index, (4, 0, 500))
     assert ranges(index) == []
     assert len(index) == 5
-    assert index.stats().failed == {"create": 1}
     assert poll(index, 1000) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
 
 
@@ -414,7 +356,6 @@ def test_a_load_is_tried_four_times_then_again_at_the_next_poll(store, failing):
     assert ranges(index) == [(3, 3, 1, 2)]
     assert poll(index, 200) == [(3, 1), (3, 2), (3, 3)]
     assert ranges(index) == []
-    assert index.stats().failed == {"load": 1}
 
 
 def test_a_corrupt_error_of_the_store_is_not_tried_again(store, failing):
@@ -487,7 +428,6 @@ def test_too_many_buckets_are_merged_with_all_of_their_messages(store):
     assert len(index) == 17
     assert poll(index, 1000) == [(3, 0)]
     assert poll(index, 8000) == all_of(4)[1:]
-    assert index.stats().succeeded["merge"] == 1
 
 
 @pytest.mark.parametrize(
@@ -508,12 +448,6 @@ def test_the_smallest_neighbours_are_merged(store, large_first_ms, expected):
     assert [each[:2] for each in ranges(index)] == expected
 
 
-def test_a_bucket_in_its_last_segment_is_not_merged(store):
-    index = BucketedDelayIndex(config(max_bucket_count=1, max_indexes_per_segment=None), storage=storage_of(store))
-    many_buckets(index, count=3)
-    assert len(ranges(index)) == 3
-
-
 @pytest.mark.parametrize("what", ["read", "write", "register", "damage"])
 def test_a_merge_that_fails_leaves_everything_as_it_was(store, failing, what):
     index = index_on(failing, store, max_bucket_count=1)
@@ -528,24 +462,9 @@ def test_a_merge_that_fails_leaves_everything_as_it_was(store, failing, what):
     add(index, (5, 0, 9000))
     assert ranges(index) == [(3, 3, 1, 2), (4, 4, 1, 2)]
     assert keys_of(store) == {f"{KEY}_3_3": "1", f"{KEY}_4_4": "2"}
-    assert index.stats().failed["merge"] == 1
     recovered, report = BucketedDelayIndex.recover(config(), storage=storage_of(store), now_ms=0)
     assert (report.bucket_count, report.message_count, report.dropped) == (2, 8, ())
     assert poll(index, 8000) == poll(recovered, 8000) == all_of(2)
-
-
-@pytest.mark.slow
-def test_merging_again_and_again_loses_nothing(store):
-    index = BucketedDelayIndex(config(max_bucket_count=2), storage=storage_of(store))
-    many_buckets(index, count=25)
-    assert len(ranges(index)) <= 2
-    assert len(store.ledgers.owned_by("delayed")) == len(ranges(index))
-    taken = []
-    for now_ms in range(1000, 4000, 35):
-        due = poll(index, now_ms)
-        assert due == [each for each in all_of(25) if now_ms - 35 < 1000 + 100 * (each[0] - 3) + 10 * each[1] <= now_ms]
-        taken += due
-    assert sorted(taken) == all_of(25)
 
 
 # On real storage.

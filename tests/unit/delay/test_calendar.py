@@ -99,29 +99,6 @@ def test_no_leaf_grows_beyond_its_bound_and_none_is_tiny(is_in_order):
     assert len(calendar._leaves) <= count / 4_096
 
 
-def test_what_is_taken_is_found_without_a_look_at_the_other_leaves(monkeypatch):
-    """Of 50 leaves, the one that is next is sorted when the front is used up, and none before."""
-    calendar = Calendar()
-    for first in range(0, 200_000, 20_000):
-        calendar.add_many(3, np.arange(first, first + 20_000), np.arange(first, first + 20_000) + 1)
-    leaf_count = len(calendar._leaves)
-    assert leaf_count >= 10
-    refill, refilled = Calendar._refill, []
-
-    def seen(held, end):
-        before = len(held._leaves)
-        chunks = refill(held, end)
-        refilled.append(before - len(held._leaves))
-        return chunks
-
-    monkeypatch.setattr(Calendar, "_refill", seen)
-    for now_ms in range(1, 4_097):
-        assert len(calendar.take_until(now_ms).entry_ids) == 1
-    # The front is cut from a leaf, the rest of which stays as leaves of that size.
-    assert len(refilled) == 4
-    assert all(-calendar_module._LEAF_COUNT_MAX // calendar_module._FRONT_COUNT <= each <= 1 for each in refilled)
-
-
 # Memory.
 
 

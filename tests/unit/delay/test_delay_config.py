@@ -16,31 +16,30 @@ def read(**properties):
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "plain", "name", "value"),
+    ("key", "text", "name", "value"),
     [
-        ("delayedDeliveryEnabled", "false", False, "enabled", False),
-        ("delayedDeliveryTickTimeMillis", "100", 100, "tick_time_ms", 100),
-        ("isDelayedDeliveryDeliverAtTimeStrict", "true", True, "is_deliver_at_time_strict", True),
-        ("delayedDeliveryFixedDelayDetectionLookahead", "7", 7, "fixed_delay_detection_lookahead", 7),
-        ("delayedDeliveryFixedDelayDetectionLookahead", "0", 0, "fixed_delay_detection_lookahead", 0),
-        ("delayedDeliveryFixedDelayDetectionLookahead", "-1", -1, "fixed_delay_detection_lookahead", 0),
-        ("delayedDeliveryMaxDelayInMillis", "60000", 60_000, "max_delivery_delay_ms", 60_000),
-        ("delayedDeliveryMaxDelayInMillis", "-5", -5, "max_delivery_delay_ms", 0),
-        ("delayedDeliveryMinIndexCountPerBucket", "5", 5, "min_index_count_per_bucket", 5),
-        (STEP, "60", 60, "max_time_step_per_segment_ms", 60_000),
-        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "9", 9, "max_indexes_per_segment", 9),
-        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "-1", -1, "max_indexes_per_segment", None),
-        ("delayedDeliveryMaxNumBuckets", "20", 20, "max_bucket_count", 20),
-        ("delayedDeliveryMaxNumBuckets", "-1", -1, "max_bucket_count", None),
-        ("delayedDeliveryMaxNumBuckets", "0", 0, "max_bucket_count", None),
-        ("delayedDeliveryLedgerStepPerBucket", "5", 5, "ledger_step_per_bucket", 5),
+        ("delayedDeliveryEnabled", "false", "enabled", False),
+        ("delayedDeliveryTickTimeMillis", "100", "tick_time_ms", 100),
+        ("isDelayedDeliveryDeliverAtTimeStrict", "true", "is_deliver_at_time_strict", True),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "7", "fixed_delay_detection_lookahead", 7),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "0", "fixed_delay_detection_lookahead", 0),
+        ("delayedDeliveryFixedDelayDetectionLookahead", "-1", "fixed_delay_detection_lookahead", 0),
+        ("delayedDeliveryMaxDelayInMillis", "60000", "max_delivery_delay_ms", 60_000),
+        ("delayedDeliveryMaxDelayInMillis", "-5", "max_delivery_delay_ms", 0),
+        ("delayedDeliveryMinIndexCountPerBucket", "5", "min_index_count_per_bucket", 5),
+        (STEP, "60", "max_time_step_per_segment_ms", 60_000),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "9", "max_indexes_per_segment", 9),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", "-1", "max_indexes_per_segment", None),
+        ("delayedDeliveryMaxNumBuckets", "20", "max_bucket_count", 20),
+        ("delayedDeliveryMaxNumBuckets", "-1", "max_bucket_count", None),
+        ("delayedDeliveryMaxNumBuckets", "0", "max_bucket_count", None),
+        ("delayedDeliveryLedgerStepPerBucket", "5", "ledger_step_per_bucket", 5),
     ],
 )
-def test_each_key_as_text_and_as_a_plain_value(key, text, plain, name, value):
+def test_each_key_sets_its_field(key, text, name, value):
     expected = replace(DelayConfig(), **{name: value})
     assert read(**{key: text}) == expected
     assert read(**{key: f" {text} "}) == expected
-    assert read(**{key: plain}) == expected
     assert read(**{key: ""}) == DelayConfig()
 
 
@@ -60,7 +59,7 @@ def test_the_keys_of_pip_448_have_no_effect():
     assert (
         read(
             delayedDeliveryPruneMinIntervalMillis="50",
-            delayedDeliveryPruneEligibleRatio=0.5,
+            delayedDeliveryPruneEligibleRatio="0.5",
             delayedDeliveryTopicManagerIdleMillis="60000",
             # Nor do those that do not concern delays.
             managedLedgerMaxUnackedRangesToPersist="many",
@@ -77,12 +76,10 @@ def test_the_keys_of_pip_448_have_no_effect():
         ("delayedDeliveryTrackerFactoryClassName", "BucketDelayedDeliveryTrackerFactory", ValueError),
         ("delayedDeliveryTrackerFactoryClassName", PACKAGE + "Mine", ValueError),
         ("delayedDeliveryEnabled", "yes", ValueError),
-        ("delayedDeliveryEnabled", 1, ValueError),
         ("delayedDeliveryTickTimeMillis", "0", ValueError),
-        ("delayedDeliveryTickTimeMillis", 1.5, ValueError),
-        ("delayedDeliveryTickTimeMillis", True, ValueError),
         ("delayedDeliveryTickTimeMillis", str(2**63), ValueError),
-        pytest.param("delayedDeliveryTickTimeMillis", 10**5_000, ValueError, id="very long"),
+        pytest.param("delayedDeliveryTickTimeMillis", "9" * 4_000, ValueError, id="very long"),
+        ("delayedDeliveryTickTimeMillis", 100, TypeError),
         ("delayedDeliveryTickTimeMillis", None, TypeError),
         ("delayedDeliveryTickTimeMillis", b"100", TypeError),
         (STEP, "0", ValueError),
@@ -133,10 +130,3 @@ def test_a_misspelt_key_is_refused(key, meant):
 def test_a_field_out_of_bounds_is_refused_by_its_name(name, value, error):
     with pytest.raises(error, match=rf"{name} \(\w+\)"):
         DelayConfig(**{name: value})
-
-
-def test_a_path_is_read_as_a_broker_does(tmp_path):
-    path = tmp_path / "broker.conf"
-    path.write_text("brokerServicePort=6650\ndelayedDeliveryTickTimeMillis : 7\n")
-    for source in (path, str(path)):
-        assert DelayConfig.from_pulsar_conf(source) == DelayConfig(tick_time_ms=7)

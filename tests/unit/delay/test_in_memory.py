@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ackstate import Position
-from ackstate.delay import DelayConfig, InMemoryDelayTracker
+from ackstate.delay import InMemoryDelayTracker
 
 TIME_MAX = 2**63 - 1
 A, B, C, D = (Position(3, entry_id) for entry_id in (0, 1, 2, 3))
@@ -78,13 +78,6 @@ def test_integers_of_numpy_are_integers(is_strict):
     largest = np.int64(TIME_MAX)
     assert tracker.add_message(Position(largest, np.uint32(7)), deliver_at_ms=largest, now_ms=np.int64(0))
     assert poll(tracker, largest, np.int16(5)) == [Position(TIME_MAX, 7)]
-
-
-@pytest.mark.parametrize(
-    ("count", "lookahead", "is_paused"), [(2, 3, False), (3, 3, True), (9, 3, True), (9, 0, False)]
-)
-def test_deliveries_pause_once_the_lookahead_is_full(count, lookahead, is_paused):
-    assert fixed(count, lookahead).should_pause_all_deliveries(now_ms=0) == is_paused
 
 
 def test_once_nothing_waits_a_delay_may_be_fixed_again(strict):
@@ -177,15 +170,3 @@ def test_what_cannot_be_is_refused(call, error, saying):
     assert tracker.should_pause_all_deliveries(now_ms=0)
     assert offer(tracker, LATER_LEDGER, 10_150, now_ms=10_000)
     assert len(poll(tracker, 50_000)) == 4
-
-
-def test_settings_of_a_broker():
-    properties = {
-        "delayedDeliveryTickTimeMillis": "100",
-        "isDelayedDeliveryDeliverAtTimeStrict": "true",
-        "delayedDeliveryFixedDelayDetectionLookahead": "1",
-    }
-    tracker = InMemoryDelayTracker.from_config(DelayConfig.from_pulsar_conf(properties))
-    assert offer(tracker, A, 1_025)
-    assert tracker.next_delivery_ms == 1_088
-    assert tracker.should_pause_all_deliveries(now_ms=0)

@@ -21,15 +21,12 @@ class TrackerVectorReplay:
 
     def __init__(self, case):
         self.case, self.now_ms = case, case["start"]
-        self.tracker = InMemoryDelayTracker.from_config(
-            DelayConfig.from_pulsar_conf(
-                {
-                    "delayedDeliveryTickTimeMillis": case["tick"],
-                    "isDelayedDeliveryDeliverAtTimeStrict": case["strict"],
-                    "delayedDeliveryFixedDelayDetectionLookahead": case["lookahead"],
-                }
-            )
-        )
+        conf = {
+            "delayedDeliveryTickTimeMillis": str(case["tick"]),
+            "isDelayedDeliveryDeliverAtTimeStrict": str(case["strict"]).lower(),
+            "delayedDeliveryFixedDelayDetectionLookahead": str(case["lookahead"]),
+        }
+        self.tracker = InMemoryDelayTracker.from_config(DelayConfig.from_pulsar_conf(conf))
 
     def play(self):
         for number, op in enumerate(self.case["ops"]):
