@@ -398,8 +398,9 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def count_between(self, first: Position, end: Position) -> int:
         """Return how many messages of the index from `first` (included) to `end` (excluded) are not yet due."""
-        with self._index.lock:
-            return self._index.held.count_between(first, end)
+        index = self._index
+        with index.lock:
+            return index.held.count_between(first, end)
 
     def advance_mark_delete(self, position: Position) -> None:
         """Note that everything up to a position, included, is durably acked; see `DelayedDeliveryTracker`.
@@ -440,11 +441,11 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Complexity: O(ledgers) if attached, else O(messages counted).
         """
-        self._catch_up_now()
+        index = self._catch_up_now()
         waiting = PositionSet()
-        with self._index.lock:
+        with index.lock:
             first, end = self._window()
-            waiting.update_between(self._index.held, first=first, end=end)
+            waiting.update_between(index.held, first=first, end=end)
         waiting.update(self._due)
         waiting.apply(self._discard_acked)
         return len(waiting)
@@ -457,8 +458,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Complexity: O(bitmaps + views).
         """
-        self._catch_up_now()
-        return self._index.memory_bytes + self._due.memory_bytes
+        return self._catch_up_now().memory_bytes + self._due.memory_bytes
 
     @property
     def next_delivery_ms(self) -> int | None:
@@ -466,22 +466,23 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         No message of this subscription is due before. The one due then may be another's: a wake-up for nothing.
         """
-        self._catch_up_now()
-        with self._index.lock:
-            return self._index.now_ms if self._due else self._index.next_due_ms
+        index = self._catch_up_now()
+        with index.lock:
+            return index.now_ms if self._due else index.next_due_ms
 
     def clear(self) -> None:
         """Forget every message of this subscription: the reader restarts, and comes to the unacked messages again.
 
         Messages that are not yet due stay in the index, for other subscriptions.
         """
-        with self._index.lock:
-            self.unread = self._index.due_log.end
+        index = self._index
+        with index.lock:
+            self.unread = index.due_log.end
             self._first, self._last = _ABOVE_ALL, _BEFORE_ALL
             self._is_cut_off = False
             self._caught_up = None
             self.mark_delete_ledger_id = 0
-            self._index.drop_before(0)
+            index.drop_before(0)
         self._due.clear()
 
     def close(self) -> None:
@@ -508,7 +509,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             raise ValueError("the view is closed; open another one from the topic's index")
         return self._open_index
 
-    def _catch_up_now(self, now_ms: int | None = None) -> None:
+    def _catch_up_now(self, now_ms: int | None = None) -> SharedDelayIndex:
         index = self._index
         with index.lock:
             if now_ms is not None:
@@ -516,6 +517,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             self._read_due_log()
         if self._is_cut_off:
             self._derive()
+        return index
 
     def _meet(self, position: Position, deliver_at_ms: int | None, now_ms: int) -> bool:
         """Return whether a message waits; hold it if it is offered with a time."""

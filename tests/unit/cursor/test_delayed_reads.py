@@ -10,7 +10,6 @@ from ackstate.delay import (
     BucketedDelayIndex,
     BucketRegistry,
     DelayConfig,
-    InMemoryDelayTracker,
     SnapshotStorage,
     TopicDelayIndex,
 )
@@ -136,36 +135,6 @@ def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, k
     assert topic.reads[position] == 0
 
 
-@every_kind
-@every_index
-def test_a_message_that_a_limit_keeps_back_is_read_once(monkeypatch, make_index, kind):
-    topic = CountedTopic(monkeypatch, make_index, kind, count=1)
-    topic.subscribe()
-    (subscription,) = topic.subscriptions
-    subscription.change_limits(type(subscription._gate.limits)(max_unacked_messages=4))
-    positions = topic.publish(*[DUE_MS] * 6, *[NO_DELAY] * 6)
-    came = []
-    for now_ms in range(DUE_MS, DUE_MS + 100, 10):
-        ((*sent,),) = topic.dispatch(now_ms=now_ms)
-        came += sent
-        topic.dispatch(now_ms=now_ms)
-        for position in sent:
-            subscription.ack(position, now_ms=now_ms)
-    assert sorted(came) == positions
-    assert topic.reads == dict.fromkeys(positions, 1)
-
-
-@every_kind
-def test_a_tracker_of_one_subscription_reads_a_message_to_learn_that_it_waits_and_to_send_it(monkeypatch, kind):
-    topic = CountedTopic(monkeypatch, in_memory_index, kind, count=2)
-    topic.subscribe(lambda: InMemoryDelayTracker(tick_time_ms=1_000))
-    (position,) = topic.publish(DUE_MS)
-    topic.dispatch(now_ms=0)
-    topic.dispatch(now_ms=DUE_MS - 500)  # It is handed out now, half a second early.
-    assert topic.dispatch(now_ms=DUE_MS) == [[position]] * 2
-    assert topic.reads[position] == 4
-
-
 @every_index
 def test_a_subscription_that_seeks_back_learns_what_all_had_acked_and_no_message_comes_early(monkeypatch, make_index):
     topic = CountedTopic(monkeypatch, make_index, SubscriptionType.SHARED, count=2)
@@ -199,17 +168,3 @@ def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_firs
     assert topic.dispatch(now_ms=0) == [[]] * 3
     assert topic.reads == {between: 1}
     assert topic.dispatch(now_ms=DUE_MS) == [[before, between, after]] * 3
-
-
-def test_a_message_without_a_delay_among_delayed_ones_reaches_the_tracker():
-    """A tracker that sees only one fixed delay pauses all deliveries."""
-    store = MemoryStore()
-    log = MessageLog.open(store, topic="t")
-    delay_of = [DUE_MS, DUE_MS, NO_DELAY, DUE_MS]
-    log.publish([Message(b"", deliver_at_ms=deliver_at_ms) for deliver_at_ms in delay_of])
-    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
-    tracker = InMemoryDelayTracker(fixed_delay_detection_lookahead=3)
-    subscription = Subscription(log, cursor, delays=tracker)
-    assert len(subscription.dispatch("a", 10, now_ms=0)) == 1
-    assert tracker.delayed_message_count == 3
-    assert not tracker.should_pause_all_deliveries(now_ms=0)

@@ -11,7 +11,7 @@ from ackstate.delay import BucketedDelayIndex, DelayConfig
 from ackstate.delay.bucket_storage import DropReason
 from ackstate.dispatch import SubscriptionType
 from ackstate.limits import GateLimits
-from ackstate.stores.base import LedgerNotFoundError, StoreError
+from ackstate.stores.base import LedgerNotFoundError
 from ackstate.topic.log import log_owner
 from delayed_topic import Bucketed, BucketedViews, DelayedTopic, InMemory, Views
 
@@ -181,24 +181,6 @@ def test_a_lost_index_is_rebuilt_from_the_log_and_reported(damage, reason):
     assert report.orphan_count == (0 if reason else 2)
     came = topic.drain(now_ms=0)
     assert came == {number: 200 + 100 * number for number in range(12)}
-
-
-def test_segments_that_cannot_be_read_for_a_while_come_when_they_can(monkeypatch):
-    topic = sealed_topic()
-    ledgers = type(topic.store.ledgers)
-    read = ledgers.read
-
-    def fails_for_snapshots(self, ledger_id, first, end):
-        if ledger_id in self.owned_by("delayed s"):
-            raise StoreError("not now")
-        return read(self, ledger_id, first, end)
-
-    monkeypatch.setattr(ledgers, "read", fails_for_snapshots)
-    assert topic.dispatch(now_ms=450) == [0]
-    topic.ack(0, now_ms=450)
-    monkeypatch.undo()
-    came = topic.drain(now_ms=450)
-    assert came == {number: max(450, 200 + 100 * number) for number in range(1, 12)}
 
 
 # Neither a failed read nor a clock that ran ahead makes a message go out before its own time.

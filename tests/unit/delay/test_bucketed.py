@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackstate import CorruptStateError, MemoryStore, Position, SqliteStore, StoreError
+from ackstate import CorruptStateError, MemoryStore, Position, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets import cut_segments
 from ackstate.stores.memory import Fault, FaultKind
@@ -63,12 +63,6 @@ def test_a_poll_takes_those_due_first_and_returns_them_by_position(index):
     assert poll(index, 100, max_messages=3) == [(3, 1), (3, 2), (3, 3)]
     assert index.delayed_message_count == 1
     assert poll(index, 100) == [(3, 0)]
-
-
-def test_times_and_ids_reach_their_bounds(index):
-    add(index, (2**63 - 1, 2**32 - 1, TIME_MAX), (2**63 - 1, 0, TIME_MAX - 1))
-    assert poll(index, TIME_MAX - 2) == []
-    assert poll(index, TIME_MAX) == [(2**63 - 1, 0), (2**63 - 1, 2**32 - 1)]
 
 
 # Sealing.
@@ -468,30 +462,6 @@ def test_a_merge_that_fails_leaves_everything_as_it_was(store, failing, what):
 
 
 # On real storage.
-
-
-def test_on_a_disk(tmp_path):
-    def opened():
-        store = SqliteStore(tmp_path / "store.db")
-        registry = BucketRegistry(store.metadata, "/delayed-buckets/t")
-        return store, registry, SnapshotStorage(store.ledgers, registry, "delayed/t/s")
-
-    store, registry, storage = opened()
-    index = BucketedDelayIndex(config(), storage=storage)
-    many_buckets(index, count=2)
-    bucket_ids = store.ledgers.owned_by("delayed/t/s")
-    expected = {f"{KEY}_3_3": str(bucket_ids[0]), f"{KEY}_4_4": str(bucket_ids[1])}
-    assert registry.get_all() == expected
-    store.close()
-    store, registry, storage = opened()
-    index, report = BucketedDelayIndex.recover(config(), storage=storage, now_ms=0)
-    assert (report.bucket_count, report.message_count) == (2, 8)
-    assert registry.get_all() == expected
-    assert poll(index, 1105) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
-    index.clear()
-    assert registry.get_all() == {}
-    assert store.ledgers.owned_by("delayed/t/s") == []
-    store.close()
 
 
 @pytest.mark.slow

@@ -83,22 +83,6 @@ def test_one_page_too_many_is_refused(monkeypatch):
 # The work of a call is bounded, however many messages wait.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_in_order", [True, False])
-def test_no_leaf_grows_beyond_its_bound_and_none_is_tiny(is_in_order):
-    """To divide a leaf is the most that a call does, besides a look at each leaf."""
-    calendar = Calendar()
-    rng = np.random.default_rng(3)
-    count = 400_000
-    times = np.arange(count) if is_in_order else rng.integers(0, HOUR, count)
-    for first in range(0, count, 1_000):
-        calendar.add_many(3, np.arange(first, first + 1_000), times[first : first + 1_000] + 1)
-    calendar._check()
-    assert max(map(len, calendar._leaves)) <= calendar_module._LEAF_COUNT_MAX == 32_768
-    assert len(calendar._front) <= calendar_module._FRONT_COUNT_MAX == 2_048
-    assert len(calendar._leaves) <= count / 4_096
-
-
 # Memory.
 
 

@@ -325,6 +325,7 @@ def test_a_message_that_is_known_to_wait_can_be_skipped_unread(any_index, view, 
     assert not view.skip(B, now_ms=1_000), "to be read, and offered"
     assert view.unknown([A, B, C, D], now_ms=1_000) == [B, D]
     assert view.delayed_message_count == 2
+    assert [view.count_between(A, end) for end in (A, B, C, D, NEXT_LEDGER)] == [0, 1, 1, 2, 2]
     assert view.skip(A, now_ms=DUE), "due, and not yet handed out"
     assert view.unknown([A, B, D], now_ms=DUE) == [B, D]
     assert poll(view, DUE) == [A]
@@ -332,22 +333,6 @@ def test_a_message_that_is_known_to_wait_can_be_skipped_unread(any_index, view, 
     assert poll(view, 2 * DUE) == [C]
     assert other.delayed_message_count == 0, "it has passed nothing"
     assert poll(other, 2 * DUE) == []
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "count"),
-    [
-        (Position(0, 0), Position(9, 0), 3),
-        (Position(3, -1), Position(4, -1), 2),
-        (Position(3, -1), Position(3, -1), 0),
-        (A, B, 1),
-        (B, A, 0),
-        (B, Position(4, 1), 2),
-    ],
-)
-def test_what_waits_between_two_positions_is_counted(index, first, end, count):
-    index.learn([(each, DUE) for each in (A, B, Position(4, 0))])
-    assert index.open_view(nothing_acked).count_between(first, end) == count
 
 
 # A reader that restarts.
@@ -504,24 +489,6 @@ def test_views_that_were_cut_off_are_given_what_fell_due_since_and_nothing_else(
         assert reader.poll(9_000) == [Position(3, 12)]
     assert readers[0].calls == 0
     assert readers[1].calls > 0
-
-
-@bounds
-def test_what_was_handed_out_and_what_is_ahead_of_the_reader_is_not_found_again(bytes_max):
-    index, readers = both_kinds(due_log_bytes_max=bytes_max)
-    index.learn([(Position(3, entry_id), DUE + entry_id * TICK) for entry_id in range(20)])
-    for reader in readers:
-        reader.read(DUE, now_ms=1_000)
-        reader.read(DUE + TICK, now_ms=1_000)
-    for reader in readers:
-        assert reader.poll(DUE) == [A]
-    for entry_id in range(20):
-        advance(index, DUE + entry_id * TICK)
-    for reader in readers:
-        assert reader.poll(9_000) == [B]
-        reader.read(DUE + 2 * TICK, now_ms=9_000)
-        assert C in reader.sent
-        assert reader.poll(9_000) == []
 
 
 @bounds
@@ -697,32 +664,6 @@ def test_a_due_message_is_the_same_little_work_for_each_view_whatever_else_fell_
     assert moving + max(asking) < 200
     assert lines_of_a_wake_up(50, 20) == lines_of_a_wake_up(5, 200) == (moving, asking)
     assert lines_of_a_wake_up(5, 20, 10_000) == lines_of_a_wake_up(5, 20, 20_000)
-
-
-class NothingAcked:
-    def discard_acked(self, ledger_id, entries):
-        """Nothing is."""
-
-
-def test_a_tick_takes_a_few_calls_for_each_ledger_and_none_for_a_message():
-    def lines_of_a_tick(messages_a_ledger):
-        index = TopicDelayIndex(tick_time_ms=TICK)
-        entry_ids = range(2 * messages_a_ledger)
-        for ledger_id in range(1, 21):
-            # Half of them are due now, half later.
-            index.learn((Position(ledger_id, each), each % 2 * 10**6 + 1) for each in entry_ids)
-        view = index.open_view(nothing_acked)
-        view.attach(NothingAcked())
-        assert view.skip(Position(1, 0), now_ms=0)
-        assert view.skip(Position(20, entry_ids[-1]), now_ms=0)
-        assert poll(view, 0) == []
-        found = []
-        count = lines_run(lambda: found.extend(poll(view, TICK)))
-        assert len(found) == len(index) == 20 * messages_a_ledger
-        return count
-
-    few, many = lines_of_a_tick(14), lines_of_a_tick(200)
-    assert many <= few + 100 <= 2_000
 
 
 # Refusals: nothing is changed.
