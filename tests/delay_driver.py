@@ -260,6 +260,13 @@ class DelayBroker:
         self.opened += 1
         return DelayDispatcher(self, f"s{self.opened}")
 
+    def begin_index(self):
+        """Let a new index see what the one before was fed, by a new clockwork."""
+        self.clockwork = Clockwork(self.tick_ms)
+        fed_before, self.fed_count = self.fed_count, 0
+        self.feed(fed_before)
+        return self.clockwork
+
     def publish(self, *delays_ms):
         """Append messages that are to be delivered so long from now; return them."""
         published = []
@@ -348,7 +355,7 @@ def is_cleared(tracker):
 
 def unread_batches(index):
     """Return how many batches of a due log some view has yet to read."""
-    return sum(1 for _ in batches_from(index.due_log._first_unread()))
+    return sum(1 for _ in batches_from(index.due_log.first_unread))
 
 
 @dataclass
@@ -373,17 +380,43 @@ class Clockwork:
         self.tick_ms_max = max(self.tick_ms_max, tick_ms)
 
 
-class InMemoryKind:
-    """Pulsar's tracker, one for each subscription."""
+class Kind:
+    """A tracker for each subscription, with nothing stored, unless a subclass says otherwise."""
 
-    keeps_what_is_due = True  # also if it was offered once more, and the answer was to deliver it
-    knows_acks = is_shared = is_fed = is_attached = False
+    # Of keeps_what_is_due: also if it was offered once more, and the answer was to deliver it.
+    knows_acks = keeps_what_is_due = is_shared = is_fed = is_attached = False
 
-    def __init__(self, *, strict):
-        self.strict = strict
+    def __init__(self, *, strict=True, **settings):
+        self.strict, self.settings = strict, settings
 
     def start(self, broker):
         pass
+
+    def clockwork(self, broker):
+        return broker.clockwork if self.is_shared else Clockwork(broker.tick_ms)
+
+    def restart(self, broker, dispatcher):
+        self.open(broker, dispatcher)
+
+    def check_at_end(self, broker):
+        pass
+
+    def early_ms(self, clockwork):
+        return 0 if self.strict else clockwork.tick_ms
+
+    def late_ms(self, _):
+        return 0
+
+    def open_view(self, broker, dispatcher):
+        dispatcher.tracker = broker.index.open_view(lambda position: position in dispatcher.acked)
+        if self.is_attached:
+            dispatcher.tracker.attach(dispatcher)
+
+
+class InMemoryKind(Kind):
+    """Pulsar's tracker, one for each subscription."""
+
+    keeps_what_is_due = True
 
     def clockwork(self, broker):
         return Clockwork(broker.tick_ms, follows_back=True)
@@ -393,82 +426,54 @@ class InMemoryKind:
             tick_time_ms=broker.tick_ms, is_deliver_at_time_strict=self.strict, fixed_delay_detection_lookahead=0
         )
 
-    def restart(self, broker, dispatcher):
-        self.open(broker, dispatcher)
-
-    def check_at_end(self, broker):
-        """Nothing is stored."""
-
-    def early_ms(self, clockwork):
-        return 0 if self.strict else clockwork.tick_ms
-
     def late_ms(self, clockwork):
         precision_ms = 1 << clockwork.first_tick_ms.bit_length() - 1
         return precision_ms - 1 if self.strict else max(precision_ms - 1 - clockwork.tick_ms, 0)
 
 
-class ViewsKind:
+class ViewsKind(Kind):
     """Views of one index of the topic."""
 
     knows_acks = is_shared = True
-    keeps_what_is_due = False
+    open = Kind.open_view
 
-    def __init__(self, *, is_attached=False, is_fed=False, due_log_bytes_max=1 << 20):
-        self.is_attached, self.is_fed, self.due_log_bytes_max = is_attached, is_fed, due_log_bytes_max
+    def __init__(self, *, is_attached=False, is_fed=False, **settings):
+        super().__init__(**settings)
+        self.is_attached, self.is_fed = is_attached, is_fed
 
     def start(self, broker):
-        broker.index = TopicDelayIndex(tick_time_ms=broker.tick_ms, due_log_bytes_max=self.due_log_bytes_max)
-        broker.clockwork = Clockwork(broker.tick_ms)
-        fed_before, broker.fed_count = broker.fed_count, 0
-        broker.feed(fed_before)
-
-    def clockwork(self, broker):
-        return broker.clockwork
-
-    def open(self, broker, dispatcher):
-        dispatcher.tracker = broker.index.open_view(lambda position: position in dispatcher.acked)
-        if self.is_attached:
-            dispatcher.tracker.attach(dispatcher)
-
-    def restart(self, broker, dispatcher):
-        self.open(broker, dispatcher)
+        broker.index = TopicDelayIndex(tick_time_ms=broker.tick_ms, **self.settings)
+        broker.begin_index()
 
     def check_at_end(self, broker):
         assert unread_batches(broker.index) == 0
-
-    def early_ms(self, _):
-        return 0
 
     def late_ms(self, clockwork):
         return clockwork.tick_ms_max - 1
 
 
-class BucketedKind:
+class BucketedKind(Kind):
     """The tracker with snapshots, one for each subscription, all in one store."""
 
-    knows_acks = keeps_what_is_due = is_shared = is_fed = is_attached = False
-
-    def __init__(self, *, strict, **settings):
-        self.strict = strict
-        self.settings = {"min_index_count_per_bucket": 3, "max_indexes_per_segment": 2} | settings
+    def __init__(self, **settings):
+        super().__init__(**{"min_index_count_per_bucket": 3, "max_indexes_per_segment": 2} | settings)
 
     def start(self, broker):
-        if broker.store is None:
-            broker.store = MemoryStore()
         # The files on the disk survive a crash.
-        broker.store = MemoryStore(broker.store.disk)
-
-    def clockwork(self, broker):
-        return Clockwork(broker.tick_ms)
+        broker.store = MemoryStore(broker.store and broker.store.disk)
 
     def open(self, broker, dispatcher):
         dispatcher.tracker = BucketedDelayIndex(self.config(broker), storage=self.storage(broker, dispatcher.name))
 
-    def restart(self, broker, dispatcher):
-        dispatcher.tracker, report = BucketedDelayIndex.recover(
-            self.config(broker), storage=self.storage(broker, dispatcher.name), now_ms=dispatcher.now()
+    def recovered(self, broker, name, now_ms):
+        index, report = BucketedDelayIndex.recover(
+            self.config(broker), storage=self.storage(broker, name), now_ms=now_ms
         )
         assert not report.fell_back
+        return index
+
+    def restart(self, broker, dispatcher):
+        dispatcher.tracker = self.recovered(broker, dispatcher.name, dispatcher.now())
         recovered = {position for position in broker.log if position in dispatcher.tracker}
         assert recovered <= dispatcher.ever_waited, "recovered a message that was never added"
         dispatcher.waiting |= recovered
@@ -479,61 +484,35 @@ class BucketedKind:
 
     def check_at_end(self, broker):
         """A clear leaves nothing behind."""
-        for name, tracker in {self.name_of(each): each.tracker_owner() for each in broker.dispatchers}.items():
+        for each in broker.dispatchers:
+            name, tracker = ("t", broker.index) if self.is_shared else (each.name, each.tracker)
             while not is_cleared(tracker):
                 assert len(tracker) == 0
             assert broker.store.ledgers.owned_by(f"delayed/{name}") == []
             assert dict(self.storage(broker, name).registry.get_all()) == {}
 
-    def name_of(self, dispatcher):
-        return "t" if self.is_shared else dispatcher.name
-
     def storage(self, broker, name):
         registry = BucketRegistry(broker.store.metadata, f"/buckets/{name}")
         return SnapshotStorage(broker.store.ledgers, registry, f"delayed/{name}")
-
-    def early_ms(self, clockwork):
-        return 0 if self.strict else clockwork.tick_ms
-
-    def late_ms(self, _):
-        return 0
 
 
 class BucketedViewsKind(BucketedKind):
     """Views of one index of the topic that has snapshots."""
 
     knows_acks = is_shared = True
+    open = restart = Kind.open_view
 
-    def __init__(self, *, strict, is_attached=False, is_fed=False, **settings):
-        super().__init__(strict=strict, **settings)
+    def __init__(self, *, is_attached=False, is_fed=False, **settings):
+        super().__init__(**settings)
         self.is_attached, self.is_fed = is_attached, is_fed
 
     def start(self, broker):
-        is_new = broker.store is None
         super().start(broker)
-        broker.clockwork = Clockwork(broker.tick_ms)
-        if is_new:
-            broker.index = BucketedDelayIndex(self.config(broker), storage=self.storage(broker, "t"))
-        else:
-            broker.clockwork.see(broker.clock_ms)
-            broker.index, report = BucketedDelayIndex.recover(
-                self.config(broker), storage=self.storage(broker, "t"), now_ms=broker.clock_ms
-            )
-            assert not report.fell_back
-        fed_before, broker.fed_count = broker.fed_count, 0
-        broker.feed(fed_before)
-
-    def clockwork(self, broker):
-        return broker.clockwork
+        broker.index = self.recovered(broker, "t", broker.clock_ms)
+        broker.begin_index().see(broker.clock_ms)
 
     def early_ms(self, _):
         return 0
-
-    def open(self, broker, dispatcher):
-        ViewsKind.open(self, broker, dispatcher)
-
-    def restart(self, broker, dispatcher):
-        self.open(broker, dispatcher)
 
 
 KINDS = {

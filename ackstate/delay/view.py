@@ -214,7 +214,7 @@ class DueLog:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(batch.positions.memory_bytes for batch in batches_from(self._first_unread()))
+        return sum(batch.positions.memory_bytes for batch in batches_from(self.first_unread))
 
     def append(self, positions: PositionSet) -> None:
         """Append messages that have fallen due; the set belongs to the log from now on."""
@@ -227,7 +227,8 @@ class DueLog:
                 reader.catch_up()
             self._bytes = 0
 
-    def _first_unread(self) -> DueBatch:
+    @property
+    def first_unread(self) -> DueBatch:
         # A copy, since a view of this topic may be opened meanwhile.
         unread = (reader.unread for reader in tuple(self.readers))
         return min(unread, key=lambda batch: batch.number, default=self.end)

@@ -120,21 +120,15 @@ def apply_limits(deleted: DeletedRanges, *, form: RangeForm, limits: Limits) -> 
 def _limited_words(deleted: DeletedRanges, limit: int, rule: LimitRule) -> DeletedRanges:
     if rule is LimitRule.EXACT:
         return select(deleted, range_count_max=limit).kept
-    kept = DeletedRanges()
-    for ledger_id, bitmap in _whole_ledgers(deleted, limit, including=rule is LimitRule.PULSAR_5_0):
-        kept.add_entries(ledger_id, bitmap)
-    return kept
-
-
-def _whole_ledgers(deleted: DeletedRanges, limit: int, *, including: bool) -> Iterator[tuple[int, BitMap]]:
-    """Yield the lowest ledgers while their acked entries, with or without the ledger's own, do not exceed the limit."""
-    before = 0
+    # The lowest ledgers while their acked entries, with or without the ledger's own, do not exceed the limit.
+    kept, before = DeletedRanges(), 0
     for ledger_id, bitmap in deleted.bitmaps():
         reached = before + len(bitmap)
-        if (reached if including else before) > limit:
-            return
-        yield ledger_id, bitmap
+        if (reached if rule is LimitRule.PULSAR_5_0 else before) > limit:
+            break
+        kept.add_entries(ledger_id, bitmap)
         before = reached
+    return kept
 
 
 # The list.

@@ -279,7 +279,7 @@ def the_storage_fails_while_the_log_goes_on(kind):
     broker = DelayBroker(kind)
     if broker.store is not None:
         for at in range(4):
-            broker.store.inject(Fault(at, FaultKind.FAIL_BEFORE))
+            broker.store.inject(Fault(broker.store.mutation_count + at, FaultKind.FAIL_BEFORE))
     broker.publish(10, 20, 30, 40, 41, 60, 70, 10, 20, 30, 40)
     broker.dispatchers[0].read()
     broker.clock_ms += 40
@@ -425,13 +425,14 @@ def go_on_until(broker, mutation):
 @pytest.mark.parametrize("fault", [pytest.param(FaultKind.CRASH_BEFORE, marks=pytest.mark.soak), FaultKind.CRASH_AFTER])
 @pytest.mark.parametrize("kind", [BucketedKind, BucketedViewsKind])
 def test_what_is_not_acked_is_delivered_after_a_crash_at_any_change(kind, fault):
-    for mutation in range(200):
+    for change in range(200):
         broker = DelayBroker(kind(strict=True, max_bucket_count=2), subscription_count=1)
+        mutation = broker.store.mutation_count + change
         broker.store.inject(Fault(mutation, fault))
         with suppress(PowerCutError):  # only `clear` lets it out
             go_on_until(broker, mutation)
         if broker.store.mutation_count <= mutation:
-            assert mutation > 45
+            assert change > 45
             return
         broker.crash()
         broker.drain()
