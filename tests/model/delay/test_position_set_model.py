@@ -126,3 +126,11 @@ def test_two_sets_that_were_joined_stay_apart():
     other.update(one)
     other.add(Position(3, 2))
     assert list(one) == [Position(3, 1)]
+
+
+def test_the_lowest_and_the_highest_of_a_part_of_a_ledger():
+    held = set_of({Position(3, 1), Position(3, 2**16), Position(3, 2**32 - 1), Position(4, 0)})
+    assert held.lowest_in(3, 0, 2**32) == Position(3, 1)
+    assert held.highest_in(3, 0, 2**32) == Position(3, 2**32 - 1)
+    assert held.lowest_in(3, 2, 2**32 - 1) == held.highest_in(3, 2, 2**32 - 1) == Position(3, 2**16)
+    assert held.lowest_in(3, 2, 2**16) is held.lowest_in(5, 0, 9) is held.highest_in(4, 0, 0) is None
