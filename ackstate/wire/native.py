@@ -99,9 +99,9 @@ def unseal(
     if found != magic:
         corrupt(0, magic, found, what=what)
     check_version(found_version, version, what=what)
-    computed = google_crc32c.value(data[:end])
-    if computed != checksum(data):
-        corrupt(end, f"checksum {computed:#010x}", f"{checksum(data):#010x}", what=what)
+    computed, stored = google_crc32c.value(data[:end]), int.from_bytes(data[end:], "little")
+    if computed != stored:
+        corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=what)
     if not found_version or any(data[5:8]):
         corrupt(4, f"version {version}, then three zero bytes", data[4:8].hex(), what=what)
     return numbers, Reader(data, header.size, end, what=what)
@@ -206,7 +206,8 @@ def encode_parts(parts: RecordFields) -> bytes:
         MAGIC, VERSION, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
-    return seal(header, body)
+    covered = header + body
+    return covered + CHECKSUM.pack(google_crc32c.value(covered))
 
 
 def decode(data: bytes) -> Record:

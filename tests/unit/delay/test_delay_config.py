@@ -99,7 +99,7 @@ def test_a_malformed_value_is_refused_by_its_key(key, value, error):
     [
         ("delayedDeliveryTickTimeMilis", "delayedDeliveryTickTimeMillis"),
         ("DelayedDeliveryEnabled", "delayedDeliveryEnabled"),
-        ("isDelayedDeliveryAtTimeStrict", "isDelayedDeliveryDeliverAtTimeStrict"),
+        ("isDelayedDeliveryDeliverAtTimeStric", "isDelayedDeliveryDeliverAtTimeStrict"),
     ],
 )
 def test_a_misspelt_key_is_refused(key, meant):
