@@ -59,16 +59,13 @@ from ackstate.stores.zookeeper import (
     NodeKind,
     ZooKeeperMetadata,
     ZooKeeperSession,
-    create,
     create_directory,
     decode_as,
-    delete,
     encode,
     existing,
     name_of_node,
     node_damage,
     node_name,
-    set_data,
 )
 
 if TYPE_CHECKING:
@@ -531,8 +528,8 @@ class LedgerNodes:
         if unnamed is None or unnamed.version:
             return False
         self._session.commit([
-            delete(garbage, unnamed.version),
-            create(path, encode(NodeKind.BOOKKEEPER_LEDGER, path, owner.encode())),
+            ("delete", garbage, unnamed.version),
+            ("create", path, encode(NodeKind.BOOKKEEPER_LEDGER, path, owner.encode())),
             *([] if owned else [create_directory(directory)]),
             create_directory(f"{directory}/{ledger_id}"),
         ])  # fmt: skip
@@ -546,9 +543,9 @@ class LedgerNodes:
         directory = _owner_path(owner)
         (owned,) = self._session.read(directory)
         self._session.commit([
-            delete(_ledger_path(ledger_id)),
-            delete(f"{directory}/{ledger_id}"),
-            *([delete(directory)] if existing(owned, directory).child_count == 1 else []),
+            ("delete", _ledger_path(ledger_id)),
+            ("delete", f"{directory}/{ledger_id}"),
+            *([("delete", directory)] if existing(owned, directory).child_count == 1 else []),
             create_directory(_garbage_path(ledger_id)),
         ])  # fmt: skip
         return True
@@ -559,9 +556,9 @@ class LedgerNodes:
         (found,) = self._session.read(path)
         if found is not None:
             # From here on its creator, if there is one, cannot name it.
-            self._session.commit([set_data(path, found.data, found.version)])
+            self._session.commit([("set_data", path, found.data, found.version)])
             self._client.destroy(ledger_id, self._replication)
-            self._session.commit([delete(path)])
+            self._session.commit([("delete", path)])
 
     def _numbers(self, path: str) -> list[int]:
         names = self._session.children(path)
@@ -720,7 +717,7 @@ def _make_if_empty(session: ZooKeeperSession) -> None:
         raise StoreError(f"{session.name} is not an ackstate store: it has children and no data")
     directories = (DELETIONS, METADATA, LEDGERS, OWNERS, GARBAGE)
     session.commit([
-        set_data(STORE, encode(NodeKind.BOOKKEEPER_STORE, STORE), found.version),
+        ("set_data", STORE, encode(NodeKind.BOOKKEEPER_STORE, STORE), found.version),
         *(create_directory(path) for path in directories),
     ])  # fmt: skip
 

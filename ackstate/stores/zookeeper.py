@@ -36,8 +36,8 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
 )
+from kazoo.protocol.serialization import Transaction
 from kazoo.protocol.states import KazooState
-from kazoo.security import OPEN_ACL_UNSAFE
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores.base import (
@@ -67,10 +67,7 @@ _REQUESTS_AT_ONCE = 64
 # kazoo waits for the answer to a connection as long as the session lasts, divided by the number of servers. A server
 # that loads its data may accept a connection and forget it (seen in 3.9.5); one attempt must not cost the session.
 _CONNECTIONS_PER_SESSION = 3
-# The overhead of a request besides its operations: its header and the end of the list.
-_REQUEST_BYTES = 32
-# The overhead of an operation besides its path and data: two lengths, a header, and flags or a version.
-_OPERATION_BYTES = 21
+_REQUEST_BYTES = 12  # The length of a request, its number and its type.
 
 STORE = ""
 """The root itself."""
@@ -101,32 +98,10 @@ class Node(NamedTuple):
     child_count: int  # the number of nodes directly below it
 
 
-class SessionOperation(NamedTuple):
-    """One step of a transaction, created by `check`, `create`, `set_data` or `delete`: kazoo's name and arguments."""
-
-    verb: str
-    path: str
-    arguments: tuple[bytes | int, ...]
-
-
-def check(path: str, version: int) -> SessionOperation:
-    """Fail unless a node is at a version."""
-    return SessionOperation("check", path, (version,))
-
-
-def create(path: str, data: bytes) -> SessionOperation:
-    """Create a node that must not exist, below one that does."""
-    return SessionOperation("create", path, (data,))
-
-
-def set_data(path: str, data: bytes, version: int) -> SessionOperation:
-    """Replace a node's data if it is at a version."""
-    return SessionOperation("set_data", path, (data, version))
-
-
-def delete(path: str, version: int = -1) -> SessionOperation:
-    """Delete a node without children, at a version or at any."""
-    return SessionOperation("delete", path, (version,))
+# One step of a transaction: the name of a method of kazoo's transaction, a path, and its other arguments.
+# ("check", path, version): the node is at this version. ("create", path, data): it must not exist, but its parent must.
+# ("set_data", path, data, version). ("delete", path) at any version, or ("delete", path, version): without children.
+Step = tuple[Any, ...]
 
 
 @final
@@ -154,7 +129,6 @@ class ZooKeeperSession:
             raise ValueError(f"request_bytes_max must be at least {_REQUEST_BYTES_MIN}, got {request_bytes_max}")
         self.name = f"{hosts}{root}"
         self._root = root  # the prefix of every path; empty for none
-        self._root_bytes = len(root.encode())
         self._call_timeout_s = call_timeout_s  # how long a call waits for a connection, and again for an answer
         self._request_bytes_max = request_bytes_max
         self._only_reads = only_reads
@@ -171,8 +145,6 @@ class ZooKeeperSession:
         except ConfigurationError as error:
             # Only the names of the options: their values may include passwords.
             raise ValueError(f"client_options {sorted(client_options or {})}: {error}") from error
-        acl = self._client.default_acl or OPEN_ACL_UNSAFE
-        self._acl_bytes = 4 + sum(12 + len(entry.id.scheme.encode()) + len(entry.id.id.encode()) for entry in acl)
         self._client.add_listener(self._on_state)
         try:
             self._client.start(timeout=call_timeout_s)
@@ -198,18 +170,18 @@ class ZooKeeperSession:
         (names,) = self._read([partial(self._client.get_children_async, self._root + path)])
         return list(names or [])
 
-    def commit(self, operations: Sequence[SessionOperation]) -> list[Any]:
-        """Execute operations, all or none, durably; `LostRaceError` if a node was in another state."""
+    def commit(self, steps: Sequence[Step]) -> list[Any]:
+        """Execute steps, all or none, durably; `LostRaceError` if a node was in another state."""
         # After a lost connection (`StoreError`) it is unknown whether they were executed.
-        size_bytes = _REQUEST_BYTES + sum(map(self._operation_bytes, operations))
+        transaction = self._client.transaction()
+        for verb, path, *arguments in steps:
+            getattr(transaction, verb)(self._root + path, *arguments)
+        size_bytes = _REQUEST_BYTES + len(Transaction(transaction.operations).serialize())
         if size_bytes > self._request_bytes_max:
             raise PayloadTooLargeError(
                 f"{self.name}: a request must have at most {self._request_bytes_max} bytes, got {size_bytes};"
                 " nothing was sent"
             )
-        transaction = self._client.transaction()
-        for verb, path, arguments in operations:
-            getattr(transaction, verb)(self._root + path, *arguments)
         (results,) = self._exchange([transaction.commit_async])
         if results is None:
             raise StoreError(f"{self.name}: the servers refuse to carry out a transaction")
@@ -323,12 +295,6 @@ class ZooKeeperSession:
             self.check_usable()
             raise StoreError(f"{self.name}: {error!r}") from error
 
-    def _operation_bytes(self, operation: SessionOperation) -> int:
-        """Return the size of an operation in a request, at most a few bytes too high."""
-        acl_bytes = self._acl_bytes if operation.verb == "create" else 0
-        data_bytes = sum(len(each) for each in operation.arguments if isinstance(each, bytes))
-        return _OPERATION_BYTES + self._root_bytes + len(operation.path.encode()) + data_bytes + acl_bytes
-
 
 class NodeKind(IntEnum):
     """The kind of a node's contents."""
@@ -376,9 +342,9 @@ def decode_as(kind: NodeKind, path: str, data: bytes) -> bytes:
     return body
 
 
-def create_directory(path: str) -> SessionOperation:
+def create_directory(path: str) -> Step:
     """Create a node that only holds other nodes."""
-    return create(path, encode(NodeKind.DIRECTORY, path))
+    return "create", path, encode(NodeKind.DIRECTORY, path)
 
 
 def existing(found: Node | None, path: str) -> Node:
@@ -464,18 +430,18 @@ class ZooKeeperNodes(MetadataStore):
             raise StoreError(f"{self.name}: there is nothing above {path}; nothing was written")
         return self._commit_put(path, found, data)
 
-    def _commit_put(self, node: str, found: Node | None, data: bytes, *before: SessionOperation) -> int:
+    def _commit_put(self, node: str, found: Node | None, data: bytes, *before: Step) -> int:
         """Put a value where a look has found a node, after other operations, and return its version."""
         # Created empty and then set, because only setting returns the transaction's number.
-        operations = [create(node, b"")] if found is None else []
-        operations.append(set_data(node, data, 0 if found is None else found.version))
-        version: int = self.session.commit([*before, *operations])[-1].mzxid
+        steps: list[Step] = [("create", node, b"")] if found is None else []
+        steps.append(("set_data", node, data, 0 if found is None else found.version))
+        version: int = self.session.commit([*before, *steps])[-1].mzxid
         return version
 
     def _try_delete(self, path: str, expected_version: int) -> None:
         (found,) = self.session.read(path)
         self._expect(path, found, expected_version)
-        self.session.commit([delete(path, existing(found, path).version)])
+        self.session.commit([("delete", path, existing(found, path).version)])
 
     def _expect(self, path: str, found: Node | None, version: int) -> None:
         found_version = ABSENT if found is None else found.changed_zxid
@@ -512,7 +478,7 @@ class ZooKeeperMetadata(ZooKeeperNodes):
         deletions, found, *found_above = self.session.read(DELETIONS, node, *above)
         self._expect(path, found, expected_version)
         missing = [directory for directory, there in zip(above, found_above, strict=True) if there is None]
-        guard = check(DELETIONS, existing(deletions, DELETIONS).version)
+        guard = "check", DELETIONS, existing(deletions, DELETIONS).version
         directories = map(create_directory, reversed(missing))
         return self._commit_put(node, found, encode(NodeKind.VALUE, node, data), guard, *directories)
 
@@ -522,17 +488,17 @@ class ZooKeeperMetadata(ZooKeeperNodes):
         deletions, found, *found_above = self.session.read(DELETIONS, node, *above)
         self._expect(path, found, expected_version)
         found, version = existing(found, node), existing(deletions, DELETIONS).version
-        operations = [set_data(DELETIONS, encode(NodeKind.DIRECTORY, DELETIONS), version)]
+        steps: list[Step] = [("set_data", DELETIONS, encode(NodeKind.DIRECTORY, DELETIONS), version)]
         if found.child_count:
-            operations.append(set_data(node, encode(NodeKind.DIRECTORY, node), found.version))
+            steps.append(("set_data", node, encode(NodeKind.DIRECTORY, node), found.version))
         else:
-            operations.append(delete(node, found.version))
+            steps.append(("delete", node, found.version))
             # With the directories, nearest first, that lead only to this value.
             for directory, there in zip(above, found_above, strict=True):
                 if there is None or there.child_count > 1 or self._data(directory, there) is not None:
                     break
-                operations.append(delete(directory, there.version))
-        self.session.commit(operations)
+                steps.append(("delete", directory, there.version))
+        self.session.commit(steps)
 
 
 def _directories_above(node: str) -> list[str]:
