@@ -147,110 +147,59 @@ class MemoryStore:
         faults: Sequence[Fault] = (),
         metadata_value_bytes_max: int = METADATA_VALUE_BYTES_MAX,
     ) -> None:
-        self._session = _Session(disk or MemoryDisk(), faults)
-        self._ledgers = _MemoryLedgers(self._session)
-        self._metadata = _MemoryMetadata(self._session, metadata_value_bytes_max)
+        self.disk = disk or MemoryDisk()  # It survives this store.
+        self.mutation_count = 0  # the number of mutations started on this store, failed ones included
+        self.fired_fault_count = 0  # how many scripted faults have occurred
+        self.has_broken_ledgers = False  # whether `break_ledgers` is in effect
+        self._faults = {fault.mutation: fault.kind for fault in faults}
+        if len(self._faults) != len(faults):
+            raise ValueError("two faults are scripted for one mutation")
+        self._end: tuple[type[StoreError], str] | None = None  # why every later call is refused
+        with self.disk.lock:
+            self.disk.openings = self._opening = self.disk.openings + 1
+        self.ledgers: LedgerStore = _MemoryLedgers(self)
+        self.metadata: MetadataStore = _MemoryMetadata(self, metadata_value_bytes_max)
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {len(self.disk.ledgers)} ledgers>"
-
-    @property
-    def disk(self) -> MemoryDisk:
-        """The disk, which survives this store."""
-        return self._session.disk
-
-    @property
-    def mutation_count(self) -> int:
-        """The number of mutations started on this store, failed ones included."""
-        return self._session.mutation_count
-
-    @property
-    def ledgers(self) -> _MemoryLedgers:
-        """The logs."""
-        return self._ledgers
-
-    @property
-    def metadata(self) -> _MemoryMetadata:
-        """The small values."""
-        return self._metadata
 
     def inject(self, fault: Fault) -> None:
         """Script one more fault, at a future mutation; it replaces a fault that is scripted there."""
         if fault.mutation < self.mutation_count:
             raise ValueError(f"mutation {fault.mutation} is over: {self.mutation_count} were begun")
-        self._session.faults[fault.mutation] = fault.kind
+        self._faults[fault.mutation] = fault.kind
 
     def forget_faults(self) -> None:
         """Remove all scripted faults."""
-        self._session.faults.clear()
-
-    @property
-    def fired_fault_count(self) -> int:
-        """How many scripted faults have occurred."""
-        return self._session.fired_fault_count
+        self._faults.clear()
 
     @property
     def is_over(self) -> bool:
         """Whether every later call is refused: after a crash, a failed sync, or `close`."""
-        return self._session.end is not None
-
-    @property
-    def has_broken_ledgers(self) -> bool:
-        """Whether `break_ledgers` is in effect."""
-        return self._session.has_broken_ledgers
+        return self._end is not None
 
     def break_ledgers(self) -> None:
         """Fail every `create` and append, without effect, until `mend_ledgers`; metadata still works."""
-        self._session.has_broken_ledgers = True
+        self.has_broken_ledgers = True
 
     def mend_ledgers(self) -> None:
         """End the effect of `break_ledgers`."""
-        self._session.has_broken_ledgers = False
+        self.has_broken_ledgers = False
 
     def close(self) -> None:
         """Refuse every later call; no-op if closed or crashed."""
-        self._session.close()
+        with self.disk.lock:
+            self._end = self._end or (StoreError, "the store is closed")
 
-
-@final
-class _Session:
-    """The use of a disk by one store: its mutation count, its scripted faults, and how it ended."""
-
-    def __init__(self, disk: MemoryDisk, faults: Sequence[Fault]) -> None:
-        self.disk = disk
-        with disk.lock:
-            disk.openings = self.opening = disk.openings + 1
-        self.mutation_count = self.fired_fault_count = 0
-        self.faults = {fault.mutation: fault.kind for fault in faults}
-        if len(self.faults) != len(faults):
-            raise ValueError("two faults are scripted for one mutation")
-        self.has_broken_ledgers = False
-        self.end: tuple[type[StoreError], str] | None = None  # why every later call is refused
-
-    # Methods instead of a generator, which would take half the time of an append.
-    def __enter__(self) -> MemoryDisk:
-        """Hold the disk for a call, unless this session is over."""
-        self.disk.lock.acquire()
-        if self.end is not None:
-            self.disk.lock.release()
-            error, reason = self.end
-            raise error(reason)
-        return self.disk
-
-    def __exit__(self, *error: object) -> None:
-        """Release the disk."""
-        self.disk.lock.release()
-
-    def check_ledgers(self) -> None:
-        """Raise `StoreError` if ledgers cannot be written."""
+    def _check_ledgers(self) -> None:
         if self.has_broken_ledgers:
             raise StoreError("no ledger can be written, as scripted")
 
-    def mutate(self, change: Callable[[], _Result]) -> _Result:
+    def _mutate(self, change: Callable[[], _Result]) -> _Result:
         """Make a valid change, or cause the fault that is scripted for it. The caller holds the disk."""
         number = self.mutation_count
         self.mutation_count += 1
-        kind = self.faults.get(number)
+        kind = self._faults.get(number)
         if kind is None:
             return change()
         self.fired_fault_count += 1
@@ -258,30 +207,43 @@ class _Session:
             change()
         error, reason = _ERROR_OF.get(kind, StoreError), f"mutation {number}: {kind.value}"
         if kind in _ENDS_STORE:
-            self.end = (error, reason)
+            self._end = (error, reason)
         raise error(reason)
 
-    def close(self) -> None:
-        """End the session, unless a crash or a failed sync has ended it."""
-        with self.disk.lock:
-            if self.end is None:
-                self.end = (StoreError, "the store is closed")
+
+@final
+class _Use:
+    """Holds the disk of a store for a call, unless the store is over."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store, self._disk = store, store.disk
+
+    # Methods instead of a generator, which would take half the time of an append.
+    def __enter__(self) -> MemoryDisk:
+        self._disk.lock.acquire()
+        if self._store._end is not None:
+            self._disk.lock.release()
+            error, reason = self._store._end
+            raise error(reason)
+        return self._disk
+
+    def __exit__(self, *error: object) -> None:
+        self._disk.lock.release()
 
 
 @final
 class _MemoryLedgers(LedgerStore):
-    def __init__(self, session: _Session) -> None:
-        self._session = session
+    def __init__(self, store: MemoryStore) -> None:
+        self._store, self._use = store, _Use(store)
 
     def _create(self, owner: str) -> int:
-        with self._session as disk:
-            self._session.check_ledgers()
-            return self._session.mutate(lambda: disk.make_ledger(owner, self._session.opening))
+        with self._use as disk:
+            self._store._check_ledgers()
+            return self._store._mutate(lambda: disk.make_ledger(owner, self._store._opening))
 
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
-        if self._session.end is not None:
-            error, reason = self._session.end
-            raise error(reason)
+        with self._use:  # Also for none, and raised only once.
+            pass
         outcomes: list[int | AckStateError] = []
         for ledger_id, entries in appends:
             # Each is a mutation by itself, so that a crash can come between any two.
@@ -292,52 +254,52 @@ class _MemoryLedgers(LedgerStore):
         return outcomes
 
     def _append(self, ledger_id: int, entries: list[bytes]) -> int:
-        with self._session as disk:
+        with self._use as disk:
             ledger = disk.ledger(ledger_id)
-            if ledger.writer != self._session.opening:
+            if ledger.writer != self._store._opening:
                 raise fenced(ledger_id)
-            self._session.check_ledgers()
+            self._store._check_ledgers()
             if entries:
-                self._session.mutate(lambda: ledger.entries.extend(entries))
+                self._store._mutate(lambda: ledger.entries.extend(entries))
             return len(ledger.entries) - 1
 
     def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        with self._session as disk:
+        with self._use as disk:
             return disk.ledger(ledger_id).entries[first:end]
 
     def _last(self, ledger_id: int) -> int:
-        with self._session as disk:
+        with self._use as disk:
             return len(disk.ledger(ledger_id).entries) - 1
 
     def _delete(self, ledger_id: int) -> None:
-        with self._session as disk:
-            self._session.mutate(lambda: disk.ledgers.pop(ledger_id, None))
+        with self._use as disk:
+            self._store._mutate(lambda: disk.ledgers.pop(ledger_id, None))
 
     def _fence(self, ledger_id: int) -> int:
-        with self._session as disk:
-            return self._session.mutate(disk.ledger(ledger_id).fence)
+        with self._use as disk:
+            return self._store._mutate(disk.ledger(ledger_id).fence)
 
     def _owned_by(self, owner: str) -> list[int]:
-        with self._session as disk:
+        with self._use as disk:
             return [ledger_id for ledger_id, ledger in disk.ledgers.items() if ledger.owner == owner]
 
     def _owners(self) -> list[str]:
-        with self._session as disk:
+        with self._use as disk:
             return [ledger.owner for ledger in disk.ledgers.values()]
 
 
 @final
 class _MemoryMetadata(MetadataStore):
-    def __init__(self, session: _Session, value_bytes_max: int) -> None:
+    def __init__(self, store: MemoryStore, value_bytes_max: int) -> None:
         super().__init__(value_bytes_max=value_bytes_max)
-        self._session = session
+        self._store, self._use = store, _Use(store)
 
     def _get(self, path: str) -> Versioned | None:
-        with self._session as disk:
+        with self._use as disk:
             return disk.values.get(path)
 
     def _put(self, path: str, data: bytes, expected_version: int) -> int:
-        with self._session as disk:
+        with self._use as disk:
             disk.expect(path, expected_version)
 
             def change() -> int:
@@ -345,19 +307,19 @@ class _MemoryMetadata(MetadataStore):
                 disk.values[path] = Versioned(data, version)
                 return version
 
-            return self._session.mutate(change)
+            return self._store._mutate(change)
 
     def _delete(self, path: str, expected_version: int) -> None:
-        with self._session as disk:
+        with self._use as disk:
             disk.expect(path, expected_version)
 
             def change() -> None:
                 disk.first_version = max(disk.first_version, expected_version + 1)
                 del disk.values[path]
 
-            self._session.mutate(change)
+            self._store._mutate(change)
 
     def _children(self, path: str) -> list[str]:
         prefix = children_prefix(path)
-        with self._session as disk:
+        with self._use as disk:
             return [each[len(prefix) :].partition("/")[0] for each in disk.values if each.startswith(prefix)]
