@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import unquote
 
 from ackstate.cursor.formats import DELETED_PROPERTY, CursorState, Format, Repair
-from ackstate.cursor.journal import ROOT, cursor_owner
+from ackstate.cursor.journal import cursor_owner
 from ackstate.cursor.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.stores.base import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.log import check_log_record, log_path
 from ackstate.topic.subscriptions import assumed_log, message_log_ledgers, names_below
+from ackstate.topic_name import ROOT
 from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info
 

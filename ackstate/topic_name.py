@@ -6,6 +6,9 @@ import re
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
+ROOT = "/managed-ledgers"
+"""The path in a metadata store below which the cursors' records are, of ours as of Pulsar."""
+
 _TOPIC = re.compile(r"(?P<domain>[^:/]+)://(?P<namespace>[^/]+/[^/]+)/(?P<local>.+)", re.DOTALL)
 
 

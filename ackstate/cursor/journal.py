@@ -46,7 +46,7 @@ from ackstate.stores.base import (
     StoreError,
     VersionMismatchError,
 )
-from ackstate.topic_name import check_name
+from ackstate.topic_name import ROOT, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.recovery import StoredCursor
     from ackstate.stores.base import MetadataStore, Store
 
-ROOT = "/managed-ledgers"
 _TAKEOVER_ATTEMPTS = 10
 _OWN_BYTES = 64  # of a native state with no acks, or of the subscription's type among the properties
 _TERM_MAX = 2**62

@@ -42,7 +42,7 @@ from ackstate.stores.base import (
     no_ledger,
 )
 from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
-from ackstate.topic_name import TopicName, parse_topic, persistence_name
+from ackstate.topic_name import ROOT, TopicName, parse_topic, persistence_name
 from ackstate.wire.pulsar import decode_cursor_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ackstate.stores.bookkeeper_client import OpenLedger
     from ackstate.stores.zookeeper import ZooKeeperNodes
 
-ROOT = "/managed-ledgers"
 DOMAIN = "persistent"
 """The domain of every topic with cursors."""
 _SCHEMES = ("pulsar+zk://", "zk:")

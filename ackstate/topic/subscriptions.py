@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from ackstate.cursor.formats import OWN_PREFIX
-from ackstate.cursor.journal import ROOT, cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.cursor.recovery import Recovery, UnreadableCursorError, decode_record
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
@@ -18,7 +18,7 @@ from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import PayloadTooLargeError, StoreError
 from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.log import MessageLog
-from ackstate.topic_name import check_name
+from ackstate.topic_name import ROOT, check_name
 from ackstate.wire import native
 
 if TYPE_CHECKING:

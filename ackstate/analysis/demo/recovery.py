@@ -9,8 +9,8 @@ from urllib.parse import unquote
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.cursor.cursor import ManagedCursor
-from ackstate.cursor.journal import ROOT
 from ackstate.topic.log import MessageLog
+from ackstate.topic_name import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from ackstate.analysis.pulsar.ack_state_file import ExportedCursor, Fingerprint
-from ackstate.cursor.journal import ROOT
 from ackstate.cursor.recovery import Recovery
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from ackstate.stores.base import LedgerNotFoundError
 from ackstate.stores.pulsar import DOMAIN
 from ackstate.topic.subscriptions import subscription_name, subscription_paths
-from ackstate.topic_name import parse_topic, persistence_name
+from ackstate.topic_name import ROOT, parse_topic, persistence_name
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:

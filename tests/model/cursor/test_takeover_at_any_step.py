@@ -21,10 +21,11 @@ from ackstate import (
     Topic,
     TopicSettings,
 )
-from ackstate.cursor.journal import ROOT, cursor_owner, cursor_path, delete_subscription
+from ackstate.cursor.journal import cursor_owner, cursor_path, delete_subscription
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import Topics, delete_topic
 from ackstate.topic.log import log_owner
+from ackstate.topic_name import ROOT
 
 SUBSCRIPTION = "s"
 PATH = cursor_path("t", SUBSCRIPTION)
