@@ -69,7 +69,6 @@ _APPLICATION_ID = int.from_bytes(b"acks", "big")
 FORMAT_VERSION = 3
 LOG_BYTES_KEPT = 256 << 10
 """The room of the log that a full disk leaves to it, so that ledgers can be deleted."""
-_DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE: no statement may write to the schema's own table.
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, of linux/falloc.h
 _libc = ctypes.CDLL(None)
 
@@ -275,8 +274,6 @@ def _connect(database: Path, *, check_pages: bool) -> sqlite3.Connection:
     uri = f"{database.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
     try:
-        if hasattr(connection, "setconfig"):  # From Python 3.12 on.
-            connection.setconfig(_DEFENSIVE, True)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         _check_whole(database, connection)
