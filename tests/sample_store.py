@@ -13,7 +13,6 @@ from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, Sql
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.stores.sqlite import SEAL_BYTES
 from ackstate.topic import MessageLog
-from ackstate.wire import native
 from command_line import run, tree
 
 TOPIC = "persistent://a/b/orders"
@@ -117,11 +116,6 @@ class StoreDamage:
     def lose_an_entry(self):
         ledger_id, _ = self.journal()
         self.do("DELETE FROM entries WHERE ledger_id = ? AND last_id = 2", ledger_id)
-
-    def make_newer(self):
-        ledger_id, entries = self.journal()
-        self.write_entry(ledger_id, 1, native.MAGIC + bytes([native.VERSION + 1]) + entries[1][5:])
-
 
 def flipped(data, byte):
     changed = bytearray(data)
