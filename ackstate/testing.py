@@ -242,6 +242,10 @@ def _check_owned_by(store: Store) -> None:
     ids = [store.ledgers.create(owner) for owner in alike]
     found = [store.ledgers.owned_by(owner) for owner in alike]
     expect("owned_by of owners that differ late, or by blanks", found, [[ledger_id] for ledger_id in ids])
+    odd = ["", "%", ".", "..", "/", "a/b", "A", "\uffff"]
+    ids = [store.ledgers.create(owner) for owner in odd]
+    expect("owners with any names", [store.ledgers.owned_by(owner) for owner in odd], [[each] for each in ids])
+    expect("owners with any names, or none", sorted(_owners_in(store.ledgers.owners(), odd)), sorted(odd))
     for call in (store.ledgers.create, store.ledgers.owned_by):
         expect_refusal("an owner with a lone surrogate", ValueError, call, "own \ud800")
 

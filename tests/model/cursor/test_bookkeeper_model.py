@@ -2,25 +2,18 @@
 
 import itertools
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from ackstate.stores.bookkeeper import BookKeeperLedgers, BookKeeperStore
+from ackstate.stores.base import ABSENT
+from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.memory import MemoryStore
-from ackstate.stores.zookeeper import ZooKeeperMetadata
 from crash.bookkeeper_cluster import bookkeeper_options
 from strategies import few
-from tests.model.cursor.test_store_model import (
-    STORIES,
-    RenumberedStore,
-    StoresMachine,
-    story_of_a_wrong_version,
-    tell,
-)
-
-pytestmark = pytest.mark.slow
+from tests.model.cursor.test_store_model import StoresMachine
 
 
 class SameIds:
@@ -28,6 +21,7 @@ class SameIds:
 
     def __init__(self, ledgers, disk, ids):
         self.ledgers, self.disk, self.ids = ledgers, disk, ids
+        self.owners = ledgers.owners
 
     def __getattr__(self, name):
         method = getattr(self.ledgers, name)
@@ -48,8 +42,33 @@ class SameIds:
         ours = {theirs: ours for ours, theirs in self.ids.items()}
         return [ours[ledger_id] for ledger_id in self.ledgers.owned_by(owner)]
 
-    def owners(self):
-        return self.ledgers.owners()
+
+class SameVersions:
+    """Metadata that takes and gives versions as the memory store would: the same, if this one put whenever that did."""
+
+    def __init__(self, metadata, disk, versions):
+        self.metadata, self.disk = metadata, disk
+        self.versions = versions  # of the memory store, by path, each with the one that the metadata gave
+        self.children = metadata.children
+
+    def theirs(self, path, version):
+        return ABSENT if version == ABSENT else self.versions.get((path, version), 2**62 + version)
+
+    def get(self, path):
+        found = self.metadata.get(path)
+        if found is None:
+            return None
+        (version,) = [ours for (place, ours), theirs in self.versions.items() if (place, theirs) == (path, found[1])]
+        return found._replace(version=version)
+
+    def put(self, path, data, *, expected_version):
+        version = self.metadata.put(path, data, expected_version=self.theirs(path, expected_version))
+        ours = self.disk.first_version if expected_version == ABSENT else expected_version + 1
+        self.versions[path, ours] = version
+        return ours
+
+    def delete(self, path, *, expected_version):
+        self.metadata.delete(path, expected_version=self.theirs(path, expected_version))
 
 
 class BookKeeperMachine(StoresMachine):
@@ -63,60 +82,28 @@ class BookKeeperMachine(StoresMachine):
         self.versions, self.ids = {}, {}
         self.stack = ExitStack()
 
+    def end(self):
+        self.stack.close()
+
     def open(self):
         self.memory = MemoryStore(self.disk)
         store = BookKeeperStore(self.hosts, root=self.root, bookkeeper=bookkeeper_options(self.client))
         self.stack.callback(store.close)
-        self.other = RenumberedStore(store, self.disk, self.versions)
-        self.other.ledgers = SameIds(store.ledgers, self.disk, self.ids)
+        self.other = SimpleNamespace(
+            ledgers=SameIds(store.ledgers, self.disk, self.ids),
+            metadata=SameVersions(store.metadata, self.disk, self.versions),
+            close=store.close,
+        )
 
     @rule()
     def vanish(self):
         self.memory.close()
         self.open()
 
-    def end(self):
-        self.stack.close()
 
-    def teardown(self):
-        self.end()
-
-
-@pytest.fixture(scope="module")
-def machine(bookkeeper_cluster, bookkeeper_client):
+@pytest.mark.slow
+def test_bookkeeper_gives_the_same_answers(bookkeeper_cluster, bookkeeper_client):
     BookKeeperMachine.hosts, BookKeeperMachine.client = bookkeeper_cluster.hosts, bookkeeper_client
-    return BookKeeperMachine
-
-
-def test_bookkeeper_gives_the_same_answers(machine):
     # Round trips for each call: fewer examples than the others have.
     fewer = settings(few, max_examples=few.max_examples // 8 + 10, stateful_step_count=30)
-    run_state_machine_as_test(machine, settings=fewer)
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_each_story_is_one_of_a_sound_store(machine, story):
-    tell(story, machine)
-
-
-def story_of_an_append_after_a_fence(machine):
-    machine.create("billing")
-    machine.append(1, b"")
-    machine.fence(1)
-    machine.append(1, b"")
-
-
-PLANTED = {
-    "versions are not compared": (ZooKeeperMetadata, "_expect", lambda *_: None),
-    "a fence is not set": (BookKeeperLedgers, "_fence", BookKeeperLedgers._last),
-}
-
-
-@pytest.mark.parametrize(
-    ("planted", "story"),
-    list(zip(PLANTED, [story_of_a_wrong_version, story_of_an_append_after_a_fence], strict=True)),
-)
-def test_a_story_tells_of_a_bug(machine, monkeypatch, planted, story):
-    monkeypatch.setattr(*PLANTED[planted])
-    with pytest.raises(AssertionError):
-        tell(story, machine)
+    run_state_machine_as_test(BookKeeperMachine, settings=fewer)

@@ -38,6 +38,10 @@ class StoresMachine(RuleBasedStateMachine):
     def begin(self):
         self.directory = tempfile.TemporaryDirectory()
 
+    def end(self):
+        self.other.close()
+        self.directory.cleanup()
+
     def open(self):
         self.memory = MemoryStore(self.disk)
         self.other = SqliteStore(self.directory.name)
@@ -108,92 +112,8 @@ class StoresMachine(RuleBasedStateMachine):
             self.agree(lambda store, path=path: store.metadata.get(path))
 
     def teardown(self):
-        self.other.close()
         self.end()
-
-    def end(self):
-        self.directory.cleanup()
 
 
 TestStoresModel = pytest.mark.slow(StoresMachine.TestCase)
 TestStoresModel.settings = few
-
-
-def story_of_a_value_that_comes_back(machine):
-    machine.put("/a", b"", 0)
-    machine.delete_value("/a", 0)
-    machine.reopen()
-    machine.put("/a", b"", 0)
-
-
-def story_of_a_wrong_version(machine):
-    machine.put("/a", b"", 0)
-    machine.put("/a", b"1", 1)
-
-
-def story_of_an_append_to_a_fenced_ledger(machine):
-    machine.create("billing")
-    machine.append(1, [b""])
-    machine.fence(1)
-    machine.reopen()
-    machine.append(1, [b""])
-
-
-STORIES = (story_of_a_value_that_comes_back, story_of_a_wrong_version, story_of_an_append_to_a_fenced_ledger)
-
-
-def tell(story, machine):
-    """Run a story, and look at all contents at its end."""
-    machine = machine()
-    try:
-        story(machine)
-        machine.same_contents()
-    finally:
-        machine.teardown()
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_each_story_is_one_of_sound_stores(story):
-    tell(story, StoresMachine)
-
-
-class SameVersions:
-    """Metadata that takes and gives versions as the memory store would: the same, if this one put whenever that did."""
-
-    def __init__(self, metadata, disk, versions):
-        self.metadata = metadata
-        self.disk = disk
-        self.versions = versions  # of the memory store, by path, each with the one that the metadata gave
-
-    def __getattr__(self, name):
-        return getattr(self.metadata, name)
-
-    def theirs(self, path, version):
-        return ABSENT if version == ABSENT else self.versions.get((path, version), 2**62 + version)
-
-    def get(self, path):
-        found = self.metadata.get(path)
-        if found is None:
-            return None
-        (version,) = [
-            ours for (place, ours), theirs in self.versions.items() if (place, theirs) == (path, found.version)
-        ]
-        return found._replace(version=version)
-
-    def put(self, path, data, *, expected_version):
-        version = self.metadata.put(path, data, expected_version=self.theirs(path, expected_version))
-        ours = self.disk.first_version if expected_version == ABSENT else expected_version + 1
-        self.versions[path, ours] = version
-        return ours
-
-    def delete(self, path, *, expected_version):
-        self.metadata.delete(path, expected_version=self.theirs(path, expected_version))
-
-
-class RenumberedStore:
-    """A store whose metadata has `SameVersions`."""
-
-    def __init__(self, store, disk, versions):
-        self.ledgers = store.ledgers
-        self.metadata = SameVersions(store.metadata, disk, versions)
-        self.close = store.close

@@ -13,7 +13,7 @@ from ackstate.analysis import location as locations
 from ackstate.analysis.location import location
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import MANIFEST
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run, run_each_apart
@@ -211,14 +211,6 @@ def test_a_store_that_does_not_answer_as_it_should_is_a_line(server, base, tmp_p
             for words in given:
                 refuses(f"{trace}: {line}: ", *words)
     locations._file_system.cache_clear()
-
-
-def test_a_trace_that_lacks_a_file_is_refused(base):
-    parquet.write_trace(frames("a"), base)
-    (file,) = parquet.trace_files(base)
-    file.unlink()
-    with pytest.raises(TraceError, match="no trace here"):
-        parquet.check_trace(base)
 
 
 @HDFS_ALONE

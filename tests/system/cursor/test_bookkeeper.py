@@ -17,19 +17,13 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import (
-    CursorConfig,
-    Format,
     LedgerMap,
     ManagedCursor,
-    Message,
-    Position,
 )
-from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import CorruptStateError
 from ackstate.stores import bookkeeper_client
 from ackstate.stores.base import (
-    ABSENT,
     LedgerFencedError,
     LedgerNotFoundError,
     PayloadTooLargeError,
@@ -39,11 +33,10 @@ from ackstate.stores.bookkeeper import BookKeeperStore, encode_batch
 from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
 from ackstate.stores.zookeeper import ZooKeeperSession
 from ackstate.testing import check_store
-from ackstate.topic import MessageLog, Retention, trim_log
-from ackstate.wire.pulsar import Compression
 from command_line import assert_one_line, run
 from crash import PATHS
 from crash.bookkeeper_cluster import JARS, bookkeeper_options
+from tests.system.cursor.test_zookeeper import snapshot
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -87,16 +80,6 @@ def test_it_keeps_the_contract(cluster, client, root):
 
 
 # Takeovers
-
-
-def test_only_the_opening_that_created_a_ledger_appends_to_it(open_store):
-    one, other = open_store(), open_store()
-    ledger_id = one.ledgers.create("billing")
-    assert one.ledgers.append(ledger_id, [b"a"]) == 0
-    with pytest.raises(LedgerFencedError):
-        other.ledgers.append(ledger_id, [b"b"])
-    assert one.ledgers.append(ledger_id, [b"c"]) == 1
-    assert [entries(store, ledger_id) for store in (one, other)] == [[b"a", b"c"]] * 2
 
 
 def test_threads_that_append_without_a_pause_do_not_keep_a_store_from_closing(open_store):
@@ -218,6 +201,8 @@ def test_a_fenced_owner_appends_nothing_more(open_store):
     old, new = open_store(), open_store()
     one, other = (old.ledgers.create("billing") for _ in range(2))
     old.ledgers.append_many([(one, [b"a"]), (other, [b"b"])])
+    with pytest.raises(LedgerFencedError):
+        new.ledgers.append(one, [b"not the creator"])
     assert new.ledgers.fence(one) == 0
     outcomes = old.ledgers.append_many([(one, [b"late"]), (other, [b"c"])])
     assert (type(outcomes[0]), outcomes[1]) == (LedgerFencedError, 1)
@@ -238,15 +223,6 @@ def test_another_process_reads_everything_confirmed_although_the_owner_is_at_wor
         owner.ledgers.append_many([(one, [b"%d" % number] * 2), (other, [b"x"] * (number % 2))])
         assert len(entries(reader, one)) == 2 * number + 2
     assert entries(reader, other) == [b"x"] * 10
-    for change in (
-        lambda: reader.ledgers.create("x"),
-        lambda: reader.ledgers.append(one, [b""]),
-        lambda: reader.ledgers.fence(one),
-        lambda: reader.ledgers.delete(one),
-        lambda: reader.metadata.put("/a", b"", expected_version=ABSENT),
-    ):
-        with pytest.raises(StoreError, match="opened to read"):
-            change()
     assert owner.ledgers.append(one, [b"the owner has noticed nothing"]) == 40
 
 
@@ -327,31 +303,6 @@ def test_a_deleted_ledger_leaves_nothing_even_if_the_deletion_was_interrupted(cl
     assert bookkeeper_ids(cluster) - before == set(ledger_ids[2:])
     stale.ledgers.delete(ledger_ids[2])
     assert (bookkeeper_ids(cluster), store.ledgers.owners()) == (before, [])
-
-
-@pytest.mark.soak
-def test_a_trimmed_log_leaves_no_ledger_behind_and_a_sound_store(cluster, open_store, root, capsys, monkeypatch):
-    """Thirty ledgers of messages come and go; as many ledgers and nodes stay as after the first ten."""
-    monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
-    before, counts = bookkeeper_ids(cluster), []
-    store = open_store()
-    log = MessageLog.open(store, topic="t", entries_per_ledger_max=4)
-    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
-    for _ in range(3):
-        for _ in range(10):
-            positions = log.publish([Message(b"x")] * 4)
-        cursor.mark_delete(positions[-1], now_ms=0)
-        cursor.persist(now_ms=0)
-        assert trim_log(log, Retention(), {"s": cursor}, now_ms=0) in {9, 10}
-        cursor.reset(positions[-1], now_ms=0)  # It writes a new journal, so that only the log can grow.
-        nodes = len(znodes(store._session._client, root))
-        counts.append((len(bookkeeper_ids(cluster) - before), nodes))
-    assert len(set(counts)) == 1
-    assert counts[0][0] < 6
-    store.close()
-    outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
-    assert outcome.status == 0
-    assert [found["status"] for found in json.loads(outcome.out)["cursors"]] == ["ok"]
 
 
 def _raise(error):
@@ -492,6 +443,7 @@ def _stat(process):
         ("classes", r"the class path has no complete BookKeeper client .*such as Pulsar's lib"),
         ("jpype", r"^a BookKeeper client needs JPype: pip install 'ackstate\[bookkeeper\]'$"),
         ("server", r"127.0.0.1:1"),
+        ("java", r"BookKeeper's client needs Java 11 or newer: install a JRE, or set JAVA_HOME"),
     ],
 )
 def test_what_is_missing_is_named_in_one_line(tmp_path, monkeypatch, missing, message):
@@ -503,100 +455,30 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, monkeypatch, missing, me
         class_path = str(tmp_path)
     elif missing == "jpype":
         monkeypatch.setattr(bookkeeper_client, "find_spec", lambda name: None)
+    elif missing == "java":
+        child = tmp_path / "child.py"
+        child.write_text(
+            "import runpy\nfrom jpype._jvmfinder import LinuxJVMFinder\n"
+            "LinuxJVMFinder._locations, LinuxJVMFinder._java = (), '/nowhere'\n"
+            f"runpy.run_path({str(bookkeeper_client._CHILD)!r}, run_name='__main__')\n"
+        )
+        monkeypatch.setattr(bookkeeper_client, "_CHILD", child)
+        monkeypatch.setenv("JAVA_HOME", "/nowhere")
     settings = {"zkTimeout": "1000"}
     with pytest.raises(StoreError, match=message) as caught:
         BookKeeperClient("zk+null://127.0.0.1:1/ledgers", class_path=class_path, settings=settings)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_java_is_named_in_one_line():
-    program = (
-        "from jpype._jvmfinder import LinuxJVMFinder\n"
-        "from ackstate.stores.bookkeeper_java import JavaUnavailableError, start_java\n"
-        "LinuxJVMFinder._locations, LinuxJVMFinder._java = (), '/nowhere'\n"
-        "try:\n"
-        "    start_java([], [])\n"
-        "except JavaUnavailableError as error:\n"
-        "    print(error)\n"
-    )
-    command, environment = [sys.executable, "-P", "-c", program], {**os.environ, "JAVA_HOME": "/nowhere"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert re.match(r"^BookKeeper's client needs Java 11 or newer: install a JRE, or set .*\n$", done.stdout), (
-        done.stderr
-    )
-
-
-# Cursors and logs on it
-
-
-def open_cursor(store, subscription="billing"):
-    log = LedgerMap.from_counts({3: 10, 6: 10})
-    return ManagedCursor.open(store, topic="orders", subscription=subscription, ledgers=log, now_ms=0)
-
-
-def test_a_cursor_is_there_again_after_a_reopen(open_store):
-    store = open_store()
-    cursor, other = open_cursor(store), open_cursor(store, "shipping")
-    cursor.ack(Position(3, 4), now_ms=1)
-    cursor.persist(now_ms=1)
-    other.mark_delete(Position(6, 2), now_ms=1)
-    other.persist(now_ms=1)
-    cursor.ack(Position(6, 1), now_ms=2)
-    cursor.close(now_ms=2)
-    other.close(now_ms=2)
-    store.close()
-    store = open_store()
-    cursor, other = open_cursor(store), open_cursor(store, "shipping")
-    assert cursor.recovery_report.source is RecoverySource.JOURNAL
-    assert [cursor.is_acked(Position(*place)) for place in ((3, 4), (6, 1), (3, 5))] == [True, True, False]
-    assert other.mark_delete_position == Position(6, 2)
-    assert cursor.mark_delete_position == Position(3, -1)
-
-
-@pytest.mark.parametrize("codec", [each for each in Compression if each is not Compression.NONE])
-@pytest.mark.parametrize("reopened", [Compression.LZ4, Compression.NONE])
-def test_a_compressed_record_that_was_closed_opens_whatever_compression_is_configured(open_store, codec, reopened):
-    """Uncompressed it would take more than ZooKeeper accepts."""
-    log = LedgerMap.from_counts({10: 120_000})
-
-    def open_cursor(compression):
-        config = CursorConfig(
-            format=Format.PULSAR, range_count_max=200_000, metadata_range_count_max=200_000, compression=compression
-        )
-        return ManagedCursor.open(open_store(), topic="t", subscription="s", ledgers=log, config=config, now_ms=0)
-
-    cursor = open_cursor(codec)
-    cursor.ack_entries(10, range(1, 120_000, 2), now_ms=1)
-    assert cursor.close(now_ms=2).route is PersistTarget.METADATA
-    for _ in range(2):
-        again = open_cursor(reopened)
-        assert again.recovery_report.source is RecoverySource.METADATA
-        assert again.deleted.range_count == 60_000
-        assert again.deleted == cursor.deleted
-    again.set_cursor_properties({"owner": "billing"})  # Then it is not compressed, and so it moves to a ledger.
-    again = open_cursor(reopened)
-    assert again.recovery_report.source is RecoverySource.JOURNAL
-    assert again.cursor_properties == {"owner": "billing"}
-    assert again.deleted == cursor.deleted
-    again.ack(Position(10, 0), now_ms=3)
-    again.close(now_ms=4)
-    assert open_cursor(reopened).deleted == again.deleted
-
-
 # Commands
-
-
-def znodes(client, path):
-    """Every node from a path on: its bytes, its versions, the transactions that made and changed it."""
-    below = [znodes(client, f"{path}/{name}") for name in client.get_children(path)]
-    return {path: client.get(path)} | {each: found for nodes in below for each, found in nodes.items()}
 
 
 def test_commands_look_at_a_store_without_disturbing_its_owner(cluster, open_store, root, capsys, monkeypatch):
     """Every node and every ledger stays as it was, those of an interrupted deletion too."""
     monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
     store = open_store()
-    cursor = open_cursor(store)
+    log = LedgerMap.from_counts({3: 10, 6: 10})
+    cursor = ManagedCursor.open(store, topic="orders", subscription="billing", ledgers=log, now_ms=0)
     cursor.ack_entries(3, [1, 2, 7], now_ms=0)
     cursor.persist(now_ms=0)
     gone = store.ledgers.create(cursor_owner(cursor_path("orders", "billing")))
@@ -605,12 +487,12 @@ def test_commands_look_at_a_store_without_disturbing_its_owner(cluster, open_sto
     with monkeypatch.context() as patch, suppress(StoreError):
         patch.setattr(BookKeeperClient, "destroy", lambda *_: _raise(StoreError("killed")))
         store.ledgers.delete(gone)
-    before = znodes(store._session._client, root), bookkeeper_ids(cluster)
+    before = snapshot(store._session._client, root), bookkeeper_ids(cluster)
     assert f"{root}/garbage/{gone}" in before[0]
     outcome = run(capsys, "fsck", f"bookkeeper://{cluster.hosts}{root}", "--json")
     (found,) = json.loads(outcome.out)["cursors"]
     assert (outcome.status, found["status"], found["range_count"], found["leftovers"]) == (0, "ok", 2, [])
-    assert (znodes(store._session._client, root), bookkeeper_ids(cluster)) == before
+    assert (snapshot(store._session._client, root), bookkeeper_ids(cluster)) == before
     cursor.ack_entries(3, [9], now_ms=1)
     assert cursor.persist(now_ms=1).messages_covered == 1
     assert_one_line(run(capsys, "fsck", f"bookkeeper://{cluster.hosts}/nothing"), "not an ackstate store")

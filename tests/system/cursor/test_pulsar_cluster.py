@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from kazoo.client import KazooClient
 
-from ackstate import CursorConfig, CursorFencedError, Format, ManagedCursor, Position
+from ackstate import CursorConfig, Format, ManagedCursor, Position
 from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.inspect import inspect_store
 from ackstate.stores.base import (
@@ -135,17 +135,6 @@ def test_a_cluster_may_be_below_a_node_of_zookeeper(cluster):
             assert elsewhere.find_message_log(TOPIC).ledgers.counts() == {7: 0}
 
 
-def test_a_second_owner_takes_a_cursor_over(store, connect):
-    first = opened(store)
-    acked(first, 3, 5)
-    second = opened(connect(client=None))
-    assert str(second.deleted) == str(first.deleted)
-    with pytest.raises(CursorFencedError):
-        acked(first, 7)
-    acked(second, 9)
-    assert len(opened(connect()).deleted) == 3
-
-
 @pytest.fixture
 def ledgers(open_ledgers):
     return open_ledgers()
@@ -181,21 +170,6 @@ def test_an_append_that_is_overtaken_by_another_call_still_has_its_outcome(ledge
         assert ledgers.read(ledger_id, 0, ledgers.last(ledger_id) + 1) == [b"a", b"b"]
 
 
-def test_nothing_is_appended_to_a_ledger_whose_deletion_had_no_answer(ledgers, ledger_id, monkeypatch):
-    delete = BookKeeperClient.delete
-
-    def lost(self, ledger_id):
-        delete(self, ledger_id).wait()
-        raise StoreError("no answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BookKeeperClient, "delete", lost)
-        with pytest.raises(StoreError, match="no answer"):
-            ledgers.delete(ledger_id)
-    with pytest.raises(LedgerNotFoundError):
-        ledgers.append(ledger_id, [b"lost"])
-
-
 def test_a_reader_sees_the_last_ack_and_its_owner_goes_on(store, connect):
     cursor, reader = opened(store), connect(only_reads=True)
     for entry in (3, 5, 7, 11):
@@ -227,18 +201,6 @@ def test_a_ledger_belongs_to_the_cursor_that_its_metadata_names(store):
     (problem,) = (problem for each in inspect_store(store) for problem in each.problems)
     assert problem.expected == "a ledger made in the cursor's name"
     assert problem.found == f"ledger {ledger_id}, another's"
-
-
-@pytest.mark.soak
-def test_a_cursor_is_read_while_a_bookie_is_dead(store, connect, cluster):
-    acked(opened(store), 3, 5)
-    for bookie in cluster.bookies:
-        bookie.kill()
-        try:
-            (found,) = inspect_store(connect(only_reads=True))
-            assert (len(found.content.deleted), found.problems) == (2, ())
-        finally:
-            cluster.revive()
 
 
 def test_an_export_beside_the_owner_has_its_acks(store, connect):
