@@ -117,6 +117,7 @@ class StoreDamage:
         ledger_id, _ = self.journal()
         self.do("DELETE FROM entries WHERE ledger_id = ? AND last_id = 2", ledger_id)
 
+
 def flipped(data, byte):
     changed = bytearray(data)
     changed[byte % len(data)] ^= 0x21

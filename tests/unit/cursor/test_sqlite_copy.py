@@ -14,13 +14,12 @@ import pytest
 
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.stores import sqlite
-from ackstate.stores.base import ABSENT, StoreError, StoreFullError, StoreLockedError
+from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.sqlite import SqliteStore
 from store_directories import assert_works, contents_of, hold, names_in, start
-from tests.unit.cursor.test_sqlite import DATABASE, UNFINISHED, damaged, overwrite, pages_of
+from tests.unit.cursor.test_sqlite import DATABASE, LOG, UNFINISHED, WHOLE, damaged, overwrite, pages_of
 
 __all__ = ["damaged"]
-LOG = f"{DATABASE}-wal"
 
 
 @pytest.fixture
@@ -32,42 +31,33 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["closed", "open"])
-def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, state):
+def test_a_copy_shows_the_store_and_changes_nothing_in_it(damaged, temporary, state):
     directory = damaged(state)
-    assert (f"{DATABASE}-wal" in names_in(directory)) == (state == "open")
+    (directory / "LOCK").unlink()
+    assert (LOG in names_in(directory)) == (state == "open")
     before = contents_of(directory)
-    with closing(SqliteStore.open_copy(directory)) as copy:
-        lies_in = copy._path
-        assert copy.ledgers.owned_by("owner-0") == [1]
-        assert copy.ledgers.last(1) == 20
-        # Anything written to the copy goes with it.
-        copy.ledgers.append(copy.ledgers.create("tried"), [b"tried"])
-        copy.metadata.put("/tried", b"", expected_version=ABSENT)
-        assert contents_of(directory) == before
-    copy.close()
+    modes = {path: path.stat().st_mode for path in (directory, *directory.iterdir())}
+    for path in modes:
+        path.chmod(0o555)
+    try:
+        with closing(SqliteStore.open_copy(directory)) as copy:
+            assert copy.ledgers.owned_by("owner-0") == [1]
+            assert copy.ledgers.last(1) == 20
+            # Anything written to the copy goes with it.
+            copy.ledgers.append(copy.ledgers.create("tried"), [b"tried"])
+        copy.close()
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
     assert contents_of(directory) == before
-    assert not lies_in.exists()
+    assert not list(temporary.iterdir())
     with closing(SqliteStore(directory)) as store:
         assert store.ledgers.last(1) == 20
         assert store.metadata.children("/") == ["values"]
 
 
-def test_a_copy_is_made_of_a_store_without_a_lock_file_or_that_may_not_be_written(damaged):
-    directory = damaged("closed")
-    (directory / "LOCK").unlink()
-    directory.chmod(0o555)
-    for path in directory.iterdir():
-        path.chmod(0o444)
-    try:
-        with closing(SqliteStore.open_copy(directory)) as copy:
-            assert copy.ledgers.last(1) == 20
-    finally:
-        directory.chmod(0o755)
-    assert names_in(directory) == ["MADE", DATABASE]
-
-
 def test_a_store_cannot_be_opened_but_copied_while_it_is_copied(damaged, monkeypatch):
-    directory = damaged("closed")
+    directory = damaged()
     (directory / "LOCK").unlink()
     copy_files, inside = sqlite._copy_files, []
 
@@ -96,15 +86,12 @@ def test_what_is_no_store_is_not_copied_and_left_alone(tmp_path, content):
             (directory / name).write_bytes(data)
     with pytest.raises(StoreError, match=f"{directory} is not an ackstate store"):
         SqliteStore.open_copy(directory)
-    assert directory.exists() == (content is not None)
-    assert content is None or contents_of(directory) == content
+    assert (contents_of(directory) if directory.exists() else None) == content
 
 
-def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
-    directory = damaged("closed")
+def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, temporary):
+    directory = damaged()
     content = (directory / DATABASE).read_bytes()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory.parent))
-    around = names_in(directory.parent)
     page = pages_of(directory)["entries"][-1]
     for offset, data, error in (
         (0, b"no database", CorruptStateError),
@@ -117,7 +104,7 @@ def test_damage_met_in_copying_is_ours_and_leaves_no_copy(damaged, monkeypatch):
         with pytest.raises(error, match=directory.name):
             SqliteStore.open_copy(directory)
         assert contents_of(directory) == before
-        assert names_in(directory.parent) == around
+        assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StoreFullError), (errno.EACCES, StoreError)])
@@ -143,7 +130,6 @@ def test_a_store_with_more_bytes_than_the_limit_is_not_copied(damaged, temporary
     size = sum((directory / name).stat().st_size for name in (DATABASE, LOG))
     with pytest.raises(StoreError, match=rf"copy_bytes_max .* at least the {size} bytes .* got {size - 1}"):
         SqliteStore.open_copy(directory, copy_bytes_max=size - 1)
-    assert not list(temporary.iterdir())
     SqliteStore.open_copy(directory, copy_bytes_max=size).close()
     for name in (DATABASE, LOG):
         with (directory / name).open("ab") as file:
@@ -164,13 +150,16 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(damaged, temporary, monkeypatch):
-    directory = damaged("closed")
+    directory = damaged()
     monkeypatch.setenv("TMPDIR", str(temporary))
     (temporary / "ackstate-copies").mkdir()
     (temporary / "ackstate-copy-file").write_bytes(b"mine")
     (directory.parent / "elsewhere").mkdir()
     (directory.parent / "elsewhere" / "kept").write_bytes(b"mine")
     (temporary / "ackstate-copy-link").symlink_to(directory.parent / "elsewhere")
+    if os.geteuid() == 0:  # Of another user.
+        (temporary / "ackstate-copy-theirs").mkdir()
+        os.chown(temporary / "ackstate-copy-theirs", 12345, 12345)
     others = names_in(temporary)
     with start(COPIER, directory) as killed, start(COPIER, directory) as alive:
         assert len(names_in(temporary)) == len(others) + 2
@@ -186,36 +175,36 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(dama
     assert (directory.parent / "elsewhere" / "kept").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_a_copy_of_another_user_is_left_alone(damaged, temporary):
-    theirs = temporary / "ackstate-copy-theirs"
-    theirs.mkdir()
-    os.chown(theirs, 12345, 12345)
-    SqliteStore.open_copy(damaged("closed")).close()
-    assert list(temporary.iterdir()) == [theirs]
-
-
 # Of a store in use
 
+COUNTER = """
+import sys
+from ackstate import SqliteStore
+from ackstate.stores.base import ABSENT
 
-def count_up(store, ledger_id, *, until):
-    """Append the number of each entry, with the same number in a value, until an event."""
-    version, number = ABSENT, store.ledgers.last(ledger_id) + 1
-    while not until.is_set():
+def count_up(store, is_over=lambda: False):
+    ledger_id, version, number = store.ledgers.create("billing"), ABSENT, 0
+    while not is_over():
         store.ledgers.append(ledger_id, [b"%d" % number + bytes(3_000)])
         version = store.metadata.put("/count", b"%d" % number, expected_version=version)
+        print(number, flush=True)
         number += 1
 
+if __name__ == "__main__":
+    count_up(SqliteStore(sys.argv[1]))
+"""
 
-def check_counted(copy, durable):
-    """The copy has what was durable before it was made, and of later changes the first ones."""
-    (ledger_id,) = copy.ledgers.owned_by("billing")
-    count = copy.ledgers.last(ledger_id) + 1
-    assert count > durable
-    entries = copy.ledgers.read(ledger_id, 0, count)
-    assert [int(entry.rstrip(b"\0")) for entry in entries] == list(range(count))
-    value = copy.metadata.get("/count")
-    assert value is None or int(value.data) in {count - 1, count - 2}
+
+def check_copy(directory, durable):
+    """A copy has what was durable before it was made, and of later changes the first ones."""
+    with closing(SqliteStore.open_copy(directory)) as copy:
+        (ledger_id,) = copy.ledgers.owned_by("billing")
+        count = copy.ledgers.last(ledger_id) + 1
+        assert count > durable
+        entries = copy.ledgers.read(ledger_id, 0, count)
+        assert [int(entry.rstrip(b"\0")) for entry in entries] == list(range(count))
+        value = copy.metadata.get("/count")
+        assert value is None or int(value.data) in {count - 1, count - 2}
 
 
 FOREIGN_READER = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('SELECT * FROM ledgers')"
@@ -223,36 +212,22 @@ FOREIGN_READER = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).e
 
 @pytest.mark.slow
 def test_a_copy_of_a_store_that_this_process_has_open_leaves_it_locked_and_in_use(tmp_path):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        ledger_id, is_over = store.ledgers.create("billing"), threading.Event()
-        store.ledgers.append(ledger_id, [b"0"])
-        writer = threading.Thread(target=count_up, args=(store, ledger_id), kwargs={"until": is_over})
+    counter, is_over = {}, threading.Event()
+    exec(COUNTER, counter)
+    with closing(SqliteStore(tmp_path)) as store:
+        writer = threading.Thread(target=counter["count_up"], args=(store, is_over.is_set))
         writer.start()
+        while not store.ledgers.owners() or store.ledgers.last(1) < 0:
+            pass
         for _ in range(5):
-            durable = store.ledgers.last(ledger_id)
-            with closing(SqliteStore.open_copy(tmp_path / "store")) as copy:
-                check_counted(copy, durable)
+            check_copy(tmp_path, store.ledgers.last(1))
         is_over.set()
         writer.join()
         # To close a descriptor of the database would have released SQLite's own locks.
-        reader = [sys.executable, "-c", FOREIGN_READER, str(tmp_path / "store" / DATABASE)]
+        reader = [sys.executable, "-c", FOREIGN_READER, str(tmp_path / DATABASE)]
         assert "database is locked" in subprocess.run(reader, capture_output=True, text=True, check=False).stderr
         with pytest.raises(StoreLockedError):
-            SqliteStore(tmp_path / "store")
-
-
-COUNTER = """
-import sys
-from ackstate import SqliteStore
-from ackstate.stores.base import ABSENT
-store = SqliteStore(sys.argv[1])
-ledger_id, version, number = store.ledgers.create("billing"), ABSENT, 0
-while True:
-    store.ledgers.append(ledger_id, [b"%d" % number + bytes(3_000)])
-    version = store.metadata.put("/count", b"%d" % number, expected_version=version)
-    print(number, flush=True)
-    number += 1
-"""
+            SqliteStore(tmp_path)
 
 
 @pytest.mark.slow
@@ -263,9 +238,7 @@ def test_a_copy_of_a_store_that_another_process_writes_has_all_that_was_durable(
         reader = threading.Thread(target=lambda: printed.extend(int(line) for line in counter.stdout), daemon=True)
         reader.start()
         while printed[-1] < 800:
-            durable = printed[-1]
-            with closing(SqliteStore.open_copy(tmp_path)) as copy:
-                check_counted(copy, durable)
+            check_copy(tmp_path, printed[-1])
         counter.kill()
         reader.join()
 
@@ -298,7 +271,7 @@ def test_a_backup_stays_and_is_a_store(damaged, temporary):
     directory, backup = damaged("open"), damaged("open").parent / "backups" / "one"
     with closing(SqliteStore.open_copy(directory, to=backup)) as copy:
         assert copy.ledgers.last(1) == 20
-    assert names_in(backup) == ["LOCK", "MADE", DATABASE]
+    assert names_in(backup) == WHOLE
     assert not list(temporary.iterdir())
     before = contents_of(backup)
     with pytest.raises(StoreError, match=f"{backup} must be an empty directory"):
