@@ -694,9 +694,9 @@ def test_a_complaint_that_quotes_damaged_bytes_is_damage(tmp_path):
         SqliteStore(tmp_path)
 
 
-def two_ledgers(directory: Path, count: int) -> tuple[int, int]:
+def two_ledgers(directory: Path, count: int, *, before: int = 0) -> tuple[int, int]:
     with closing(SqliteStore(directory)) as store:
-        one, other = [store.ledgers.create("owner") for _ in range(6)][-2:]
+        one, other = [store.ledgers.create("owner") for _ in range(before + 2)][-2:]
         for number in range(count):
             for ledger_id in (one, other):
                 store.ledgers.append(ledger_id, [b"entry %d" % number])
@@ -704,7 +704,7 @@ def two_ledgers(directory: Path, count: int) -> tuple[int, int]:
 
 
 def test_a_ledger_is_deleted_without_a_row_of_another_that_a_damaged_index_names(tmp_path):
-    one, other = two_ledgers(tmp_path, 4)
+    one, other = two_ledgers(tmp_path, 4, before=4)
     # An entry of the index: four bytes of header, ledger id, entry id, row id.
     replaced(tmp_path, bytes([4, 1, 1, 1, one, 2, 5]), bytes([4, 1, 1, 1, one, 2, 6]))
     with closing(SqliteStore(tmp_path, check_pages=False)) as store:
