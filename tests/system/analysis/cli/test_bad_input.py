@@ -222,8 +222,8 @@ def test_an_answer_that_cannot_be_written_is_said_to_be_so(broker, tmp_path):
 
 OLD = "echo 'openjdk version \"{}\"' >&2"
 NO_JAVA = {
-    "old": (OLD.format("11.0.22"), 0o755, "/bin/java is Java 11; Spark needs Java 17 or newer"),
-    "very old": (OLD.format("1.8.0_292"), 0o755, "/bin/java is Java 8;"),
+    "old": (OLD.format("11.0.22"), 0o755, "/bin/java is Java 11: Spark needs Java 17 or newer"),
+    "very old": (OLD.format("1.8.0_292"), 0o755, "/bin/java is Java 8:"),
     "silent": ("", 0o755, ""),
     "no program": ("", 0o644, ""),
     "nowhere": (None, 0, ""),
