@@ -58,7 +58,7 @@ _NEIGHBOURS = frozenset(
         "managedLedgerInfoCompressionThresholdInBytes",
     }
 )
-_LIKENESS_MIN = 0.9  # between 0 and 1: allows one or two words or a few letters to differ
+_LIKENESS_MIN = 0.88  # between 0 and 1: allows one or two words or a few letters to differ
 _BEGINNING_MIN = 0.7  # between 0 and 1: allows the last one or two words to be missing
 
 
