@@ -10,6 +10,7 @@ from ackstate.stores.base import (
     METADATA_VALUE_BYTES_MAX,
     LedgerNotFoundError,
     PayloadTooLargeError,
+    StoreError,
     check_path,
 )
 from ackstate.stores.memory import MemoryDisk, MemoryStore
@@ -121,6 +122,14 @@ def share_one_error(it, appends):
     return [errors.get(type(each), each) for each in outcomes]
 
 
+def stop_at_a_refusal(it, appends):
+    outcomes = []
+    for each in appends:
+        refused = outcomes and isinstance(outcomes[-1], Exception)
+        outcomes.append(StoreError("stopped") if refused else it.inner.append_many([each])[0])
+    return outcomes or it.inner.append_many([])
+
+
 def append_buffers(it, ledger_id, entries):
     last = it.inner.append(ledger_id, entries)
     it.disk.ledgers[ledger_id].entries[last + 1 - len(entries) :] = entries
@@ -173,6 +182,10 @@ BROKEN_LEDGERS = {
         "an entry of 0 bytes", {"append": lambda it, id_, all_: it.inner.append(id_, [each or b"\0" for each in all_])}
     ),
     "entries are buffers": ("after the caller's buffer changed", {"append": append_buffers}),
+    "append stops at a thousand": (
+        "append of 1,500", {"append": lambda it, id_, entries: it.inner.append(id_, entries[:1000])}
+    ),
+    "append_many stops at a refusal": ("append_many with refused appends", {"append_many": stop_at_a_refusal}),
     "append_many shares one error": ("has different errors", {"append_many": share_one_error}),
     "append_many takes a ledger twice": (
         "append_many with a ledger twice",
@@ -184,10 +197,15 @@ BROKEN_LEDGERS = {
     ),
     "fence is ignored": ("append_many with refused appends", {"fence": lambda it, id_: it.last(id_)}),
     "fence is forgotten at a reopen": ("append to a fenced ledger", {"opened": each_ledger(let_append)}),
+    "fence of the empty is forgotten at a reopen": (
+        "append to a fenced ledger",
+        {"opened": each_ledger(lambda ledger, disk: ledger.entries or let_append(ledger, disk))},
+    ),
     "fence returns the count": ("fence returns the last id", {"fence": lambda it, id_: it.inner.fence(id_) + 1}),
     "ids return": (
         "is above a deleted one", {"create": lambda it, owner: use_ids_again(it) or it.inner.create(owner)}
     ),
+    "ids return after a reopen": ("are above every earlier one", {"opened": use_ids_again}),
     "the last entry is lost at a reopen": (
         "are there after a reopen",
         {"opened": each_ledger(lambda ledger, _: ledger.entries and ledger.entries.pop())},
@@ -274,6 +292,12 @@ def delete_of_an_earlier_life(it, path, *, expected_version):
     it.inner.delete(path, expected_version=value.version if is_earlier else expected_version)
 
 
+def children_that_are_leaves(it, path):
+    prefix = path if path == "/" else f"{path}/"
+    below = (each[len(prefix) :] for each in it.disk.values if each.startswith(prefix))
+    return sorted(name for name in below if "/" not in name)
+
+
 def children_of_namesakes(it, path):
     check_path(path if path != "/" else "/top")
     below = [each[len(path) :] for each in it.disk.values if each.startswith(path)]
@@ -293,6 +317,10 @@ BROKEN_METADATA = {
         "delete instead of put expecting version", {"delete": delete_of_an_earlier_life}
     ),
     "versions return": ("of a deleted value", {"delete": forget_versions}),
+    "versions return after a reopen": (
+        "of a deleted value", {"opened": lambda it: setattr(it.disk, "first_version", 0)}
+    ),
+    "children are leaves": ("children", {"children": children_that_are_leaves}),
     "children of namesakes": ("children", {"children": children_of_namesakes}),
     "children are sorted as UTF-16": (
         "children, sorted by code points", {"children": lambda it, path: sorted(it.inner.children(path), key=utf_16)}

@@ -8,6 +8,7 @@ import itertools
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 
@@ -637,3 +638,153 @@ def test_a_topic_has_one_holder_and_is_free_when_its_session_ends(connect):
     assert find_owner(nodes, TOPIC) is not None
     other.session.close()
     assert find_owner(nodes, TOPIC) is None
+
+
+# Three servers
+
+
+class Member(ZooKeeperServer):
+    """One server of three; it serves while it has a leader."""
+
+    MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+    def __init__(self, directory, number, addresses):
+        directory.mkdir()
+        super().__init__(directory, tick_ms=100)  # It is missed soon.
+        (directory / "data").mkdir()
+        (directory / "data" / "myid").write_text(f"{number}")
+        # In ticks: to find a leader, and after how much silence one is lost. A session outlives every election here.
+        settings = {"initLimit": 50, "syncLimit": 20, "maxSessionTimeout": 30_000}
+        settings |= {f"server.{each}": address for each, address in addresses.items()}
+        with (directory / "zoo.cfg").open("a") as file:
+            file.writelines(f"{name}={value}\n" for name, value in settings.items())
+
+    def start(self):
+        self.launch()
+        wait_until(self.role)
+
+    def role(self):
+        """`leader` or `follower`; empty if it does not serve."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"srvr")
+                with connection.makefile() as lines:
+                    return "".join(line.removeprefix("Mode: ").strip() for line in lines if line.startswith("Mode: "))
+        except OSError:
+            return ""
+
+
+def leader(members):
+    """Wait for an election to end."""
+    wait_until(lambda: any(member.role() == "leader" for member in members))
+    return next(member for member in members if member.role() == "leader")
+
+
+@pytest.fixture
+def members(tmp_path):
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(6)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in sockets]
+    addresses = {number: f"127.0.0.1:{ports[2 * number - 2]}:{ports[2 * number - 1]}" for number in (1, 2, 3)}
+    members = [Member(tmp_path / f"{number}", number, addresses) for number in addresses]
+    with contextlib.ExitStack() as stack:
+        for member in members:
+            stack.callback(member.stop)
+            member.launch()
+        wait_until(lambda: sorted(member.role() for member in members) == ["follower", "follower", "leader"])
+        yield members
+
+
+def open_at(members, root):
+    hosts = ",".join(member.hosts for member in members)
+    # Quick to try again, so that there is time for more.
+    options = {"connection_retry": {"max_tries": -1, "delay": 0.02, "max_delay": 0.1}}
+    settings = {"bookkeeper": WITHOUT_BOOKIES, "session_timeout_s": 20, "client_options": options}
+    return closing(BookKeeperStore(hosts, root=root, **settings))
+
+
+class Writer(threading.Thread):
+    """Puts numbers, each over the one before, while servers die under it; a number that failed may be stored."""
+
+    def __init__(self, store):
+        super().__init__(daemon=True)
+        self.store, self.stored, self.last_tried, self.stopping, self.error = store, [0], 0, threading.Event(), None
+
+    def run(self):
+        try:
+            while not self.stopping.is_set():
+                with suppress(StoreError):
+                    self.step()
+        except Exception as error:
+            self.error = error
+
+    def step(self):
+        found = self.store.metadata.get("/number") or Versioned(b"0", ABSENT)
+        # All that was confirmed is there, and nothing that was never sent.
+        assert self.stored[-1] <= int(found.data) <= self.last_tried
+        self.last_tried += 1
+        self.store.metadata.put("/number", b"%d" % self.last_tried, expected_version=found.version)
+        self.stored.append(self.last_tried)
+
+    def gets_on(self):
+        """Wait until more is stored."""
+        before = len(self.stored)
+        wait_until(lambda: self.error or len(self.stored) >= before + 5)
+
+
+@pytest.mark.slow
+def test_a_store_goes_on_by_itself_when_servers_of_three_die_and_loses_nothing(members, root):
+    """Store and session stay the same: nothing is reopened, only a put that failed is tried again."""
+    with open_at(members, root) as store:
+        session_id, states = store._session._client.client_id, []
+        store._session._client.add_listener(states.append)
+        writer = Writer(store)
+        writer.start()
+        writer.gets_on()
+        for hangs_first in (False, True):
+            dying = leader(members)
+            if hangs_first:  # So that it dies with a write that no other server has.
+                dying.pause()
+                writer.stopping.wait(0.1)  # Not set yet.
+            dying.kill()
+            writer.gets_on()
+            for survivor in members:
+                if survivor is not dying:
+                    before = writer.stored[-1]
+                    with open_at([survivor], root) as other:  # A follower that lags must catch up first.
+                        assert before <= int(other.metadata.get("/number").data) <= writer.last_tried
+            dying.start()
+        writer.stopping.set()
+        writer.join(timeout=60)
+        assert (writer.is_alive(), writer.error) == (False, None)
+        assert store._session._client.client_id == session_id
+        # Followers without a leader drop their clients, so the loss of each leader was felt.
+        assert states.count("SUSPENDED") >= 2
+
+
+@pytest.mark.slow
+def test_the_last_write_on_the_far_side_of_a_split_is_undone(members, root):
+    """Its server leads no more when it returns, and takes nothing of the writes sent to it meanwhile."""
+    far = leader(members)
+    near = [member for member in members if member is not far]
+    with open_at([far], root) as stale, contextlib.ExitStack() as stack:
+        version = stale.metadata.put("/a", b"durable", expected_version=ABSENT)
+        far.pause()
+        stack.callback(far.resume)
+        late = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            stale.metadata.put, "/a", b"late", expected_version=version
+        )
+        leader(near)
+        newer = stack.enter_context(open_at(near, root))
+        assert newer.metadata.get("/a") == Versioned(b"durable", version)
+        new_version = newer.metadata.put("/a", b"new", expected_version=version)
+        far.resume()
+        assert isinstance(late.exception(timeout=120), StoreError)
+        with pytest.raises(VersionMismatchError):
+            stale.metadata.put("/a", b"later", expected_version=version)
+        assert newer.metadata.get("/a") == Versioned(b"new", new_version)
+    wait_until(far.role)
+    with open_at([far], root) as store:
+        assert store.metadata.get("/a") == Versioned(b"new", new_version)
