@@ -48,6 +48,7 @@ class FaultKind(Enum):
 
 _REACHES_DISK = frozenset({FaultKind.FAIL_AFTER, FaultKind.CRASH_AFTER})
 _CRASHES = frozenset({FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER})
+_BROKEN = "no ledger can be written, as scripted"
 _ENDS_STORE = _CRASHES | {FaultKind.SYNC_FAILED}
 _ERROR_OF = dict.fromkeys(_CRASHES, PowerCutError) | {FaultKind.FULL: StoreFullError}
 
@@ -191,10 +192,6 @@ class MemoryStore:
         with self.disk.lock:
             self._end = self._end or (StoreError, "the store is closed")
 
-    def _check_ledgers(self) -> None:
-        if self.has_broken_ledgers:
-            raise StoreError("no ledger can be written, as scripted")
-
     def _mutate(self, change: Callable[[], _Result]) -> _Result:
         """Make a valid change, or cause the fault that is scripted for it. The caller holds the disk."""
         number = self.mutation_count
@@ -238,7 +235,8 @@ class _MemoryLedgers(LedgerStore):
 
     def _create(self, owner: str) -> int:
         with self._use as disk:
-            self._store._check_ledgers()
+            if self._store.has_broken_ledgers:
+                raise StoreError(_BROKEN)
             return self._store._mutate(lambda: disk.make_ledger(owner, self._store._opening))
 
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
@@ -258,7 +256,8 @@ class _MemoryLedgers(LedgerStore):
             ledger = disk.ledger(ledger_id)
             if ledger.writer != self._store._opening:
                 raise fenced(ledger_id)
-            self._store._check_ledgers()
+            if self._store.has_broken_ledgers:
+                raise StoreError(_BROKEN)
             if entries:
                 self._store._mutate(lambda: ledger.entries.extend(entries))
             return len(ledger.entries) - 1
