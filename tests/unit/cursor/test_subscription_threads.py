@@ -88,6 +88,7 @@ class ObservedThreads:
         self.all_published, self.stop = threading.Event(), threading.Event()
         self.sent = queue.Queue()
         self.log = MessageLog.open(MemoryStore(), topic="t", entries_per_ledger_max=300)
+        self.log_alone = threading.Lock()  # A publish overlaps with no dispatch.
         store = MemoryStore()
         flaky = SimpleNamespace(
             ledgers=Flaky(store.ledgers, self), metadata=Flaky(store.metadata, self), close=store.close
@@ -120,7 +121,8 @@ class ObservedThreads:
     def dispatch(self, consumer):
         while not self.stop.is_set():
             try:
-                deliveries = self.subscription.dispatch(consumer, 8, now_ms=self.now_ms)
+                with self.log_alone:
+                    deliveries = self.subscription.dispatch(consumer, 8, now_ms=self.now_ms)
             except ConsumerClosedError:
                 self.subscription.consumer_opened(consumer)
                 continue
@@ -163,7 +165,8 @@ class ObservedThreads:
 
     def publish(self):
         for begin in range(0, MESSAGES, 20):
-            self.log.publish([Message(b"%d" % number) for number in range(begin, begin + 20)])
+            with self.log_alone:
+                self.log.publish([Message(b"%d" % number) for number in range(begin, begin + 20)])
             self.stop.wait(0.002)
         self.all_published.set()
 
