@@ -7,6 +7,7 @@ its messages are, so its state is stored here only between the first of these ac
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from itertools import takewhile
 from operator import index
@@ -55,7 +56,8 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     """
 
     def __init__(self) -> None:
-        # Invariant: every ledger has a batch; every mask has a bit.
+        # Invariant: ids rise and are the keys of by_ledger; every ledger has a batch; every mask has a bit.
+        self._ledger_ids: list[int] = []
         self.by_ledger: dict[int, _LedgerBatches] = {}
         """To be read only. It is empty if there is no batch, which each ack checks without a call."""
 
@@ -66,7 +68,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         return bool(self.by_ledger)  # five times as fast as counting them
 
     def __iter__(self) -> Iterator[Position]:
-        for ledger_id in sorted(self.by_ledger):
+        for ledger_id in self._ledger_ids:
             for entry_id in self.by_ledger[ledger_id].entry_ids:
                 yield Position(ledger_id, entry_id)
 
@@ -100,7 +102,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             ValueError: An id is out of range, the entry id is -1, or a word does not fit signed 64 bits.
             TypeError: An id or a word is not an integer.
 
-        Complexity: O(words).
+        Complexity: O(words); plus O(log ledgers) for the first batch of a ledger.
         """
         ledger_id, entry_id = check_position(position, entry_id_min=0)
         words = [_checked(word) for word in unacked_words]
@@ -113,6 +115,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             return True
         ledger = self.by_ledger.get(ledger_id)
         if ledger is None:
+            insort(self._ledger_ids, ledger_id)
             ledger = self.by_ledger[ledger_id] = _LedgerBatches({}, BitMap())
         ledger.unacked[entry_id] = unacked
         ledger.entry_ids.add(entry_id)
@@ -137,7 +140,8 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         del unacked[entry_id]
         entry_ids.remove(entry_id)
         if not unacked:
-            del self.by_ledger[ledger_id]
+            at = bisect_left(self._ledger_ids, ledger_id)
+            self._forget_ledgers(at, at + 1)
 
     def discard_entries(self, ledger_id: int, entry_ids: BitMap) -> None:
         """Remove the batches of one ledger that are among some entries, which were acked as wholes."""
@@ -156,16 +160,16 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
             ValueError: An id is out of range.
             TypeError: An id is not an integer.
 
-        Complexity: O(removed batches), O(ledgers with batches) and one bitmap operation.
+        Complexity: O(removed batches), O(log ledgers) and one bitmap operation.
         """
         ledger_id, entry_id = check_position(position)
-        below = [each for each in self.by_ledger if each < ledger_id]
-        forgotten = sum(len(self.by_ledger.pop(each).unacked) for each in below)
+        below = bisect_left(self._ledger_ids, ledger_id)
+        forgotten = self._forget_ledgers(0, below)
         if ledger_id not in self.by_ledger:
             return forgotten
         unacked, entry_ids = self.by_ledger[ledger_id]
         if entry_ids.max() <= entry_id:
-            return forgotten + len(self.by_ledger.pop(ledger_id).unacked)
+            return forgotten + self._forget_ledgers(0, 1)
         for entry in takewhile(lambda entry: entry <= entry_id, entry_ids):
             del unacked[entry]
             forgotten += 1
@@ -175,6 +179,7 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
     def copy(self) -> BatchIndexes:
         """Return an independent copy. Complexity: O(batches)."""
         twin = BatchIndexes()
+        twin._ledger_ids = self._ledger_ids[:]
         twin.by_ledger = {
             ledger_id: _LedgerBatches(unacked.copy(), entry_ids.copy())
             for ledger_id, (unacked, entry_ids) in self.by_ledger.items()
@@ -186,8 +191,14 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         ledger = self.by_ledger.get(ledger_id)
         return ledger.unacked.get(entry_id, 0) if ledger else 0
 
+    def _forget_ledgers(self, first: int, end: int) -> int:
+        ledger_ids = self._ledger_ids[first:end]
+        del self._ledger_ids[first:end]
+        return sum(len(self.by_ledger.pop(ledger_id).unacked) for ledger_id in ledger_ids)
+
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(batches)."""
+        assert self._ledger_ids == sorted(self.by_ledger)
         for unacked, entry_ids in self.by_ledger.values():
             assert unacked
             assert list(entry_ids) == sorted(unacked)
