@@ -320,6 +320,7 @@ class LedgerSizes:
         # The sizes that are known, by ledger id, rising: to be read, not changed.
         self.known = {each: size for each, size in known if ledgers.has_ledger(each)}
         self._whole: int | None = None  # bytes of the log; None while the size of a ledger may be unknown
+        self._below = (-1, 0)  # a ledger, and the bytes of those before it
 
     def appended(self, ledger_id: int, byte_count: int) -> None:
         """Count entries that were appended to a ledger."""
@@ -336,7 +337,7 @@ class LedgerSizes:
     def trim(self) -> None:
         """Forget ledgers that the log no longer has."""
         self.known = {each: size for each, size in self.known.items() if self._ledgers.has_ledger(each)}
-        self._whole = None
+        self._whole, self._below = None, (-1, 0)
 
     def of(self, ledger_id: int) -> int:
         """Return the bytes of a ledger; O(1), but the first time O(entries) of one whose size is not known."""
@@ -353,8 +354,13 @@ class LedgerSizes:
         return self._whole
 
     def from_ledger(self, ledger_id: int) -> int:
-        """Return the bytes of a ledger of the log and of all later ones; O(them)."""
-        return sum(map(self.of, self._ledgers.ledgers_between(ledger_id - 1, self._ledgers.current_ledger_id + 1)))
+        """Return the bytes of a ledger of the log and of all later ones; O(ledgers since that of the last call)."""
+        known_id, size = self._below
+        if ledger_id != known_id:
+            known_id, size = (known_id, size) if ledger_id > known_id else (-1, 0)
+            size += sum(map(self.of, self._ledgers.ledgers_between(known_id - 1, ledger_id)))
+            self._below = ledger_id, size
+        return self.whole - size
 
     def _read(self, ledger_id: int) -> int:
         read, count = self._store.ledgers.read, self._ledgers.entry_count(ledger_id)

@@ -240,7 +240,7 @@ def backlog_report(
 
 
 def is_backlog_exceeded(log: MessageLog, limit: int, mark_deletes: Iterable[Position | None]) -> bool:
-    """Return whether a `BacklogReport` would be above a limit; O(subscriptions and ledgers of the backlog)."""
+    """Return whether a `BacklogReport` would be above a limit, without the cost of one: O(subscriptions)."""
     lowest = min((_lowest_unacked(log, mark_delete) for mark_delete in mark_deletes), default=None)
     return lowest is not None and lowest <= log.ledgers.last_confirmed and _bytes_from(log, lowest) > limit
 
