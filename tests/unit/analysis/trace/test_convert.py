@@ -232,7 +232,10 @@ SMALL = gzip.compress(b'{"kind": 1}\n' + b" \n" * 100_000, mtime=0)
         (lines_of([ack(0), ack(1, topic="X")]).replace(b"X", b"t\xff"), "not UTF-8: 1, at line 2 "),
         (lines_of([ack(0)]) + b"x" * 5_000, "line 2 is longer"),
         (SMALL, "more than 100000 bytes of text; --text-bytes-max allows more"),
-        (gzip.compress(lines_of([RUN]) + b" \n" * 100_000), "more than 100000 bytes of text; --text-bytes-max allows"),
+        (
+            gzip.compress(lines_of([RUN]) + b" \n" * 100_000, mtime=0),
+            "more than 100000 bytes of text; --text-bytes-max allows",
+        ),
         ([RUN | {"broker_acks_ms": [[0, 5, [0]], [0, 10**9, [1]]]}], "looks like seconds"),
     ],
 )
