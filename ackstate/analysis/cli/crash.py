@@ -126,8 +126,8 @@ def crash(
     describes how to test your own cursor.
 
     Exit status: 0 every promise held; 1 a promise was broken; 2 the command
-    failed, or nothing was tested: no layer can run here, or the subject gave
-    too few receipts. If only some of the layers
+    failed, or nothing was tested: no run was completed, no layer can run
+    here, or the subject gave too few receipts. If only some of the layers
     cannot run here, they are skipped, with the reason.
     """
     names = _chosen(layer)

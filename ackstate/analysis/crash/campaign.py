@@ -22,6 +22,7 @@ from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.oracle import BrokenPromise, Promise
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.crash.layer import Layer
-    from ackstate.analysis.crash.oracle import BrokenPromise, RunOutcome
+    from ackstate.analysis.crash.oracle import RunOutcome
 
 
 FAILURES_MAX = 20
@@ -68,9 +69,14 @@ class Seen:
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
         """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested."""
-        # The other layers have no subject.
-        if self.has_failed or "accepted_persists" not in self.counts:
+        if self.has_failed:
             return ""
+        if not self.runs:
+            return "" if self.skipped else "nothing was tested: no run was completed"
+        # The other layers have no subject.
+        return self._without_receipts(receipts_min) if "accepted_persists" in self.counts else ""
+
+    def _without_receipts(self, receipts_min: float) -> str:
         if not self.counts["accepted_persists"]:
             return "nothing was tested: the subject never accepted a persist"
         if not self.counts["durable_receipts"]:
@@ -109,8 +115,9 @@ class Totals:
         for name in ("cycles", "lost_durable", "invented", "gauge_mismatch"):
             setattr(self, name, getattr(self, name) + getattr(outcome, name))
         self.counts = dict(Counter(self.counts) + Counter(outcome.counts))
-        self.failed_runs += bool(outcome.broken)
-        for broken in outcome.broken:
+        found = broken_promises(outcome)
+        self.failed_runs += bool(found)
+        for broken in found:
             self._note(outcome.seed, broken)
 
     def _note(self, seed: int, broken: BrokenPromise) -> None:
@@ -132,6 +139,18 @@ def failure_kind(promise: str, found: str) -> tuple[str, str]:
     return promise, _NUMBER.sub("N", _ENTRIES.sub("ENTRIES", found))
 
 
+def broken_promises(outcome: RunOutcome) -> tuple[BrokenPromise, ...]:
+    """Return the promises that a run names, else those that its counts show broken; none for a clean run."""
+    counted = (
+        (Promise.I1, outcome.invented, "entries are invented"),
+        (Promise.I2, outcome.lost_durable, "durable entries are lost"),
+        (Promise.I3, outcome.gauge_mismatch, "times the gauge was wrong"),
+    )
+    return outcome.broken or tuple(
+        BrokenPromise(promise, f"{number} {what}") for promise, number, what in counted if number
+    )
+
+
 def run_layer(
     layer: Layer,
     totals: Totals,
@@ -149,7 +168,7 @@ def run_layer(
             for outcome in outcomes:
                 totals.add(outcome)
                 seen.runs += 1
-                seen.has_failed = seen.has_failed or bool(outcome.broken)
+                seen.has_failed = seen.has_failed or bool(broken_promises(outcome))
                 seen.counts.update(outcome.counts)
                 lasted = time.monotonic() - begun
                 totals.seconds = round(earlier + lasted, 3)

@@ -64,6 +64,21 @@ def test_runs_are_added_up_seed_by_seed_at_least_one_of_them():
     assert shares == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("counted", "promise", "found"),
+    [
+        ({"invented": 2}, Promise.I1, "2 entries are invented"),
+        ({"lost_durable": 1}, Promise.I2, "1 durable entries are lost"),
+        ({"gauge_mismatch": 3}, Promise.I3, "3 times the gauge was wrong"),
+    ],
+)
+def test_a_run_that_only_counts_is_a_failure_with_a_name(counted, promise, found):
+    totals = Totals(0)
+    assert run_layer(FakeLayer(seed_0=counted), totals, NO_TIME).has_failed
+    assert totals.failed_runs == 1
+    assert [(each["promise"], each["found"]) for each in totals.failures] == [(promise, found)]
+
+
 def failing(found, count=30):
     """A layer whose runs are broken, each with what `found` returns for its seed, and a story of `seed` lines."""
     told = {seed: BrokenPromise(Promise.I9, found(seed), ("step",) * (40 - seed)) for seed in range(count)}
@@ -175,6 +190,13 @@ def test_a_layer_that_was_skipped_says_why_and_alone_is_no_test(layers, capsys):
     assert (status, err) == (2, "ackstate: nothing was tested: no layer that was chosen can run here\n")
     assert "L4 was skipped: L4 needs root" in out
     assert crash(capsys, "--layer", "L3..L4", "--runs", "1").status == 0
+
+
+def test_a_campaign_that_completes_no_run_has_tested_nothing(layers, capsys):
+    layers(lambda first_seed: (each for each in ()))
+    status, out, _ = crash(capsys, "--layer", "L3")
+    assert status == 2
+    assert "L3: nothing was tested: no run was completed" in out
 
 
 def test_a_failure_is_stored_at_once(layers, capsys, tmp_path):
