@@ -143,7 +143,7 @@ def read_recording(directory: Path) -> Iterator[Frame]:
 def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield topic, subscription and events of every frame of a recording of polls, as arrays with their fields."""
     for path in segments(directory):
-        for version, frame in _frames(path):
+        for version, _, frame in _frames(path):
             if version != POLLED_VERSION:
                 raise TraceError(f"{path}: not a recording of polls")
             yield frame
@@ -176,19 +176,19 @@ def _check_file(path: Path) -> None:
 
 def _read_segment(path: Path) -> Iterator[Frame]:
     _check_file(path)
-    for version, (topic, subscription, rows) in _frames(path):
+    for version, offset, (topic, subscription, rows) in _frames(path):
         kind_of = PolledEvent if version == POLLED_VERSION else Event
         try:
             events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows.tolist()]
+            if kind_of is Event and any(event.kind in POLLED_ONLY for event in events):
+                raise ValueError("it has a kind of event that only a recording of polls has")
         except ValueError as error:
-            raise TraceError(f"{path}: a frame is invalid: {error}") from error
-        if kind_of is Event and any(event.kind in POLLED_ONLY for event in events):
-            raise TraceError(f"{path}: a frame has a kind of event that only a recording of polls has")
+            raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
         yield Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
 
 
-def _frames(path: Path) -> Iterator[tuple[int, tuple[str, str, np.ndarray]]]:
-    """Yield the version of a segment with each complete frame: its topic, subscription and events."""
+def _frames(path: Path) -> Iterator[tuple[int, int, tuple[str, str, np.ndarray]]]:
+    """Yield the version of a segment with each complete frame: its offset, then its topic, subscription and events."""
     data = path.read_bytes()
     version = _check_header(path, data[: _HEADER.size])
     # A writer that died before its header was complete recorded nothing.
@@ -198,7 +198,7 @@ def _frames(path: Path) -> Iterator[tuple[int, tuple[str, str, np.ndarray]]]:
             topic_end = _NAMES.size + topic_size
             names_end = topic_end + subscription_size
             names = payload[_NAMES.size : topic_end].decode(), payload[topic_end:names_end].decode()
-            yield version, (*names, np.frombuffer(payload, _FIELDS[version], offset=names_end))
+            yield version, offset, (*names, np.frombuffer(payload, _FIELDS[version], offset=names_end))
         except (struct.error, ValueError) as error:
             raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
 
