@@ -412,3 +412,34 @@ def test_many_holes_that_have_no_room_do_not_hide_those_that_need_none():
     assert story.dispatch("slow", 500) == [*range(1_400, 1_414)]
     assert story.used_bytes == 1_024
     assert story.dispatch("quick", 1, now_ms=50)
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit", "lower", "opens_at"),
+    [
+        ("max_unpersisted_ack_record_bytes", 2_000, 1_024, 84),
+        ("max_unacked_ranges", 150, 20, 124),
+        ("max_unacked_messages", 150, 20, 131),
+        ("max_unacked_messages_per_consumer", 150, 20, 130),
+    ],
+)
+def test_a_limit_lowered_below_the_use_blocks_loses_nothing_and_wakes_who_waits(rule, limit, lower, opens_at):
+    off = {**NO_BYTES, "max_unacked_messages": 0, "max_unacked_messages_per_consumer": 0}
+    topic = NumberedTopic(**off | {rule: limit})
+    topic.publish(400)
+    sent = topic.dispatch("a", 140)
+    topic.subscription.change_limits(GateLimits(**off | {rule: lower}))
+    assert topic.dispatch("a", 1) == []
+    (reason,) = topic.subscription.why_blocked()
+    assert reason.used > reason.limit == lower
+    woken = []
+    topic.subscription.when_open(lambda: woken.append(1), "a")
+    acked = 0
+    while not woken:
+        topic.ack(acked)
+        acked += 1
+    assert acked == opens_at
+    assert topic.subscription.unacked_messages == len(sent) - acked
+    assert topic.dispatch("a", 1) == [len(sent)]
+    topic.ack(*range(acked, len(sent) + 1))
+    assert topic.cursor.mark_delete_position == topic.positions[len(sent)]
