@@ -23,7 +23,7 @@ from ackstate.cursor.state import CursorAckState
 from ackstate.cursor.view import CursorView, EntryReader
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
-from ackstate.errors import CursorClosedError
+from ackstate.errors import AckStateError, CursorClosedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position, positions_of
 from ackstate.stores.base import call_each
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.recovery import StoredCursor
     from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
-    from ackstate.errors import AckStateError
     from ackstate.stores.base import Store
 
 _ACCEPTED = ReceiptStatus.ACCEPTED  # cached: the lookup of an enum's member is slow
@@ -528,9 +527,10 @@ class ManagedCursor:
 
         Complexity: O(new acks), amortised; a snapshot costs O(state), once the deltas outweigh the one before.
         """
-        outcome = execute_one(self._persister, partial(Persister.begin, now_ms=now_ms))
-        self._listeners.persisted(outcome)
-        return result_of(outcome)
+        outcome = self._persister.report(execute_one(self._persister, partial(Persister.begin, now_ms=now_ms)))
+        if isinstance(outcome, AckStateError):
+            raise outcome
+        return outcome
 
     def promote(self, record_bytes_max: int, *, now_ms: int) -> PersistResult:
         """Persist, and of the acks that are too young for it the oldest before their time.
@@ -545,8 +545,7 @@ class ManagedCursor:
         """
         check_count("record_bytes_max", record_bytes_max, least=0)
         outcome = execute_one(self._persister, lambda each: each.begin_promotion(record_bytes_max, now_ms=now_ms))
-        self._listeners.persisted(outcome)
-        return result_of(outcome)
+        return result_of(self._persister.report(outcome))
 
     def close(self, *, now_ms: int) -> PersistResult | None:
         """Persist everything, young acks too, and refuse every later call; closing twice does nothing.

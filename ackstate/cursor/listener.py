@@ -68,22 +68,22 @@ class Listeners:
     """The listeners of one cursor, at most one of each class. Listeners that do not override a method cost nothing."""
 
     def __init__(self) -> None:
-        self._all: tuple[CursorListener, ...] = ()
+        self.all: tuple[CursorListener, ...] = ()
         self.of_changes: tuple[CursorListener, ...] = ()  # those that receive changes
         self._of_deliveries: tuple[CursorListener, ...] = ()
         self._of_bounds: tuple[CursorListener, ...] = ()
 
     def add(self, listener: CursorListener) -> None:
         """Register a listener, no-op if it is registered; ValueError if another one of its class is."""
-        if listener in self._all:
+        if listener in self.all:
             return
-        if any(type(each) is type(listener) for each in self._all):
+        if any(type(each) is type(listener) for each in self.all):
             raise ValueError(f"a cursor may have one listener of class {type(listener).__name__}, and it has another")
-        self._register((*self._all, listener))
+        self._register((*self.all, listener))
 
     def remove(self, listener: CursorListener) -> None:
         """Remove a listener; no-op if it is not registered."""
-        self._register(tuple(each for each in self._all if each is not listener))
+        self._register(tuple(each for each in self.all if each is not listener))
 
     def changed(self, change: Change, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
         """Report a change; acks of no entries are none."""
@@ -97,11 +97,6 @@ class Listeners:
             runs = [(ledger_id, entry_id, entry_id) for ledger_id, entry_id in positions]
             for listener in self._of_deliveries:
                 listener.delivered(consumer, runs, now_ms=now_ms)
-
-    def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """Report the outcome of a persist; to be called without a lock."""
-        for listener in self._all:
-            listener.persisted(outcome)
 
     def record_bytes_max(self) -> int | None:
         """Return the lowest of their limits; None without one."""
@@ -117,7 +112,7 @@ class Listeners:
             name = method.__name__
             return tuple(each for each in listeners if getattr(type(each), name) is not method)
 
-        self._all = listeners
+        self.all = listeners
         self.of_changes = overriding(CursorListener.changed)
         self._of_deliveries = overriding(CursorListener.delivered)
         self._of_bounds = overriding(CursorListener.record_bytes_max)

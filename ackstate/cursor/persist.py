@@ -12,15 +12,17 @@ import logging
 import threading
 from collections.abc import Hashable
 from copy import copy
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 
 from ackstate.batch_indexes import BatchIndexes
+from ackstate.checks import integer
 from ackstate.cursor.formats import CursorState
 from ackstate.cursor.listener import Change, covered_runs
-from ackstate.cursor.pace import MarkDeleteRateLimiter, YoungAge
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.state import EVERYTHING
 from ackstate.deleted_ranges import DeletedRanges
+from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.position import Position
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, call_each
@@ -47,6 +49,101 @@ _LOG = logging.getLogger(__name__)
 _COMPACTION_RATIO = 4  # An ack is written 1 + 1/4 times; a recovery reads up to 5 times the live state.
 _RETRY_MS_MAX = 60_000
 _PAUSE_MS = 10
+_SECOND_MS = 1000
+_NOTHING_DELIVERED = Position(0, -1)
+
+
+@final
+class MarkDeleteRateLimiter:
+    """Grants permits at a rate, at once or not at all; saves up those of one idle second, and gives one on credit.
+
+    In a window of w ms it grants at most rate * (w / 1000 + 1) + 1.
+
+    >>> limiter = MarkDeleteRateLimiter(1, now_ms=0)
+    >>> [limiter.try_acquire(now_ms) for now_ms in (0, 999, 1000, 5000, 5000, 5000)]
+    [True, False, True, True, True, False]
+    """
+
+    # If the clock goes back by up to a second, nothing extra is granted. A debt of a permit and more than a second is
+    # from a clock that went back further: it is forgiven, and the count begins again from there.
+    # A rate is the decimal that it is written as, and no time is ever rounded; Guava rounds each wait down to a
+    # microsecond. Where a permit takes whole milliseconds the two decide alike, until Guava's roundings add up to a
+    # millisecond.
+    # Source: ``RateLimiter`` of Guava (``SmoothBursty`` with ``maxBurstSeconds`` 1), by which Pulsar's
+    # ``ManagedCursorImpl`` limits writes. Its two fields are the one here: as long as permits are stored, the next
+    # ticket is free at once.
+
+    def __init__(self, permits_per_second: float, *, now_ms: int) -> None:
+        rate = _exact_rate(permits_per_second)
+        # The unit of time in which everything is whole: this many make a millisecond, and a permit takes _period.
+        self._units_per_ms = rate.numerator
+        self._period = rate.denominator * _SECOND_MS
+        self._saved_max = self._units_per_ms * _SECOND_MS
+        # When all that was granted is paid for. The time since then, up to a second, is saved.
+        self._paid_at = integer("now_ms", now_ms) * self._units_per_ms
+
+    def can_acquire(self, now_ms: int) -> bool:
+        """Return whether `try_acquire` would grant a permit now; it changes nothing."""
+        return not self._refuses(integer("now_ms", now_ms) * self._units_per_ms)
+
+    def try_acquire(self, now_ms: int) -> bool:
+        """Take a permit if there is one now, and return whether there was one; a refusal costs nothing."""
+        now = integer("now_ms", now_ms) * self._units_per_ms
+        if self._refuses(now):
+            return False
+        # At most now: a greater debt is from a clock that went back.
+        self._paid_at = min(max(self._paid_at, now - self._saved_max), now) + self._period
+        return True
+
+    @property
+    def next_permit_ms(self) -> int:
+        """The first time at which there is a permit, by a clock that does not go back."""
+        return -(-self._paid_at // self._units_per_ms)
+
+    def _refuses(self, now: int) -> bool:
+        return 0 < self._paid_at - now <= self._period + self._saved_max
+
+
+def _exact_rate(permits_per_second: float) -> Fraction:
+    if not isinstance(permits_per_second, int | float):
+        raise TypeError(f"permits_per_second must be a number, got {permits_per_second!r}")
+    if not 0 < permits_per_second < float("inf"):
+        raise ValueError(f"permits_per_second must be above 0 and finite, got {permits_per_second!r}")
+    return Fraction(str(permits_per_second))
+
+
+@final
+class YoungAge:
+    """Separates young acks from old ones, by the time since their messages were certainly delivered."""
+
+    def __init__(self, seconds: int) -> None:
+        self.age_ms = seconds * 1000
+        self.is_on = seconds > 0
+        self.ruler = DeliveryRuler()  # the times of deliveries
+
+    def delivered(self, position: Position, *, now_ms: int) -> None:
+        """Note that everything up to a position was sent by now."""
+        if self.is_on:
+            self._follow_clock(now_ms)
+            self.ruler.record(position, now_ms)
+
+    def persistable_up_to(self, *, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self.is_on:
+            return EVERYTHING
+        self._follow_clock(now_ms)
+        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
+
+    def clear(self) -> None:
+        """Forget all deliveries, as after a reset of the cursor."""
+        self.ruler.clear()
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Set the ruler back if the clock went back by more than the age."""
+        # Messages sent so far are then old after an age; else they would be young until the clock is where it was.
+        times, _ = self.ruler.marks()
+        if times and times[-1] - now_ms > self.age_ms:
+            self.ruler.set_back(times[-1] - now_ms)
 
 
 class Plan(NamedTuple):
@@ -232,6 +329,12 @@ class Persister:
         self._last_persist_ms = self._last_tick_ms = self._ledger_begun_ms = self._retry_at_ms = now_ms
         self._ledger_failures = 0  # in a row
 
+    def report(self, outcome: Outcome) -> Outcome:
+        """Report the outcome of a persist, and return it; to be called without a lock."""
+        for listener in self.listeners.all:
+            listener.persisted(outcome)
+        return outcome
+
     def check_open(self) -> None:
         """Raise `CursorClosedError` if the cursor is closed."""
         if self.closed:
@@ -393,7 +496,7 @@ class Persister:
         return None
 
     def _take(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
-        record_bytes_max = self.listeners.record_bytes_max()
+        record_bytes_max = self.listeners.record_bytes_max() if self.may_hold_back else None
         return self.state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
 
     def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
@@ -537,7 +640,7 @@ def persist_all(
     persisters = [cursor._persister for cursor in cursors]
     outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms), executor)
     for persister, outcome in zip(persisters, outcomes, strict=True):
-        persister.listeners.persisted(outcome)
+        persister.report(outcome)
     return outcomes
 
 

@@ -317,30 +317,25 @@ class UnpersistedBatches:
         # Batches with acks that no record holds; those that are no longer partly acked may still be named.
         self._changed: set[Position] = set()
         self._in_flight: set[Position] = set()
-        # Batches that the last persist excluded because of the limit.
-        self._cut: set[Position] = set()
+        # Batches that the last persist excluded because of the limit, also those that were acked as a whole since.
+        self.cut: set[Position] = set()
         # Batches that this persist or an earlier one cut, until a record that holds or covers them was written.
         self._unwritten: set[Position] = set()
         # The unacked indexes of a batch before its last ack, until its entry is durable: a persist that excludes the
         # entry writes the acks before the last one, durable before or not.
         self._completed = BatchIndexes()
-        # `_changed`, `_cut` and `_unwritten`, to be restored if the persist is withdrawn; None if there was nothing.
+        # `_changed`, `cut` and `_unwritten`, to be restored if the persist is withdrawn; None if there was nothing.
         self._before: tuple[set[Position], set[Position], set[Position]] | None = None
 
     @property
-    def excluded_count(self) -> int:
-        """Batches that the last persist cut, also those that were acked as a whole since. Complexity: O(1)."""
-        return len(self._cut)
-
-    @property
     def cut_count(self) -> int:
-        """Those of them that are partly acked now. Complexity: O(them)."""
-        return sum(position in self._partly for position in self._cut)
+        """Those in `cut` that are partly acked now. Complexity: O(them)."""
+        return sum(position in self._partly for position in self.cut)
 
     @property
     def changed_count(self) -> int:
         """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        return sum(position in self._partly for position in self._changed | self._in_flight | self._cut)
+        return sum(position in self._partly for position in self._changed | self._in_flight | self.cut)
 
     def is_excluded(self, position: Position) -> bool:
         """Return whether a persist excluded a batch, and no later one has written it."""
@@ -383,14 +378,14 @@ class UnpersistedBatches:
     def begin_write(self, batch_count_max: int | None) -> BatchIndexes:
         """Return the changed batches that are to be written."""
         # Every persist comes here; most subscriptions have no batch.
-        if not (self._partly.by_ledger or self._completed.by_ledger or self._changed or self._cut or self._unwritten):
+        if not (self._partly.by_ledger or self._completed.by_ledger or self._changed or self.cut or self._unwritten):
             self._before = None
             return NO_BATCHES
-        self._before = self._changed, self._cut, self._unwritten.copy()
-        self._in_flight, self._changed, self._cut = self._changed | self._cut, set(), set()
+        self._before = self._changed, self.cut, self._unwritten.copy()
+        self._in_flight, self._changed, self.cut = self._changed | self.cut, set(), set()
         if batch_count_max is not None:
-            self._cut.update(islice(sorted((*self._partly, *self._excluded())), batch_count_max, None))
-        self._unwritten |= self._cut
+            self.cut.update(islice(sorted((*self._partly, *self._excluded())), batch_count_max, None))
+        self._unwritten |= self.cut
         return self._taken()
 
     def whole(self) -> BatchIndexes:
@@ -398,7 +393,7 @@ class UnpersistedBatches:
         batch = self._partly.copy()
         for position in self._excluded():
             batch.ack(position, self._completed[position])
-        for position in self._cut:
+        for position in self.cut:
             batch.discard(position)
         return batch
 
@@ -407,7 +402,7 @@ class UnpersistedBatches:
         if self._in_flight:
             self._in_flight = set()
         if self._unwritten:
-            self._unwritten = set(self._cut)
+            self._unwritten = set(self.cut)
         if self._completed.by_ledger:
             for position in set(self._completed).difference(self._excluded()):
                 if position not in self._entries.fresh:
@@ -421,7 +416,7 @@ class UnpersistedBatches:
     def withdraw_write(self) -> None:
         """Undo `begin_write`; to be called right after it, or after `whole`."""
         if self._before is not None:
-            self._changed, self._cut, self._unwritten = self._before
+            self._changed, self.cut, self._unwritten = self._before
             self._in_flight = set()
 
     def _excluded(self) -> list[Position]:
@@ -440,7 +435,7 @@ class UnpersistedBatches:
         """Assert every invariant. Complexity: O(batches)."""
         self._partly._check()
         self._completed._check()
-        assert self._cut <= self._unwritten
+        assert self.cut <= self._unwritten
 
 
 class Unpersisted(NamedTuple):
@@ -672,7 +667,7 @@ class CursorAckState:
             self.mark_delete, unpersisted.in_flight, self.properties, batch,
             acked_count=self.acked_count - cut_count - held_count, number=self.accepted_number,
             durable_count=durable_count, held_count=held_count, cut_count=cut_count,
-            batch_cut_count=self.unpersisted_batches.excluded_count,
+            batch_cut_count=len(self.unpersisted_batches.cut),
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:

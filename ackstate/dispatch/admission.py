@@ -603,7 +603,8 @@ class Admission:
         if error is None:
             self._promote_again_ms = 0  # The store works.
         self.store_error = error
-        self.usage_decreased(now_ms=now_ms, of=None)
+        if self.waiter.wants_room or (self.gate is not None and self.gate.is_closed):
+            self.usage_decreased(now_ms=now_ms, of=None)
 
     # Young acks
 

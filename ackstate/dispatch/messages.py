@@ -329,6 +329,7 @@ class DelayedMessages:
         self._cursor = cursor
         self._due: list[Position] = []  # handed out by the tracker, and not queued yet
         self._early: list[tuple[int, Position]] = []  # a heap: the tracker would deliver them before their time
+        self._reported_ledger_id = -1  # of the durable mark-delete position
         if tracker is None:
             return
         tracker.attach(subscription)
@@ -426,17 +427,19 @@ class DelayedMessages:
         return [time for time in times if time is not None]
 
     def mark_delete_persisted(self, position: Position) -> None:
-        """Report the durable mark-delete position to the tracker."""
-        if self._tracker is None:
+        """Report the durable mark-delete position to the tracker, which drops whole ledgers."""
+        if self._tracker is None or position.ledger_id <= self._reported_ledger_id:
             return
         try:
             self._tracker.advance_mark_delete(position)
+            self._reported_ledger_id = position.ledger_id
         except ValueError as error:
             # It was closed from outside, which the next dispatch reports; the persist itself has succeeded.
             _LOG.warning("the durable acks cannot be reported to the tracker of delayed messages: %s", error)
 
     def forget(self) -> None:
         """Forget all delayed messages: all are acked, or the reader comes to them again."""
+        self._reported_ledger_id = -1
         if self._tracker is None:
             return
         try:

@@ -673,16 +673,6 @@ class Subscription:
             if self._dispatcher.begun.get(delivery.position) is delivery:
                 del self._dispatcher.begun[delivery.position]
 
-    def _persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """Note the outcome of a persist: the gate may open, or the store is the reason why it does not."""
-        with self._lock:
-            if isinstance(outcome, AckStateError):
-                self._admission.persisted(outcome, now_ms=self._latest_ms)
-            else:  # A persist that had nothing to write shows nothing about the store.
-                self._messages.delayed.mark_delete_persisted(outcome.mark_delete)
-                error = self._admission.store_error if outcome.route is PersistTarget.NOTHING else None
-                self._admission.persisted(error, now_ms=self._latest_ms)
-
     def _acked_up_to_mark_delete(self, receipt: Receipt, *, now_ms: int) -> Receipt:
         self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
         return receipt
@@ -731,7 +721,16 @@ class SubscriptionListener(CursorListener):
         self._subscription = subscription
 
     def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        self._subscription._persisted(outcome)
+        """Note the outcome of a persist: the gate may open, or the store is the reason why it does not."""
+        subscription = self._subscription
+        with subscription._lock:
+            admission = subscription._admission
+            if isinstance(outcome, AckStateError):
+                error: AckStateError | None = outcome
+            else:  # A persist that had nothing to write shows nothing about the store.
+                subscription._messages.delayed.mark_delete_persisted(outcome.mark_delete)
+                error = admission.store_error if outcome.route is PersistTarget.NOTHING else None
+            admission.persisted(error, now_ms=subscription._latest_ms)
 
     def record_bytes_max(self) -> int | None:
         return self._subscription._admission.record_bytes_max()

@@ -194,11 +194,17 @@ def encode_parts(parts: RecordFields) -> bytes:
     check_position(parts.mark_delete)
     blocks = [encode_block(ledger_id, bitmap) for ledger_id, bitmap in parts.bitmaps]
     ledger_count = len(blocks)
-    check_properties(parts.properties)
-    for name, number in sorted(parts.properties.items()):
-        blocks.append(_PROPERTY.pack(len(name.encode()), number) + name.encode())
-    batches = [*_encode_batch(parts.batch)]
-    body = b"".join((_BATCH_COUNT.pack(len(batches)), *blocks, *batches))
+    if parts.properties:
+        check_properties(parts.properties)
+        for name, number in sorted(parts.properties.items()):
+            blocks.append(_PROPERTY.pack(len(name.encode()), number) + name.encode())
+    batches = [*parts.batch]
+    for position, unacked_words in batches:
+        if len(unacked_words) > 0xFFFF:
+            raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
+        blocks.append(_BATCH.pack(*position, len(unacked_words)))
+        blocks.append(struct.pack(f"<{len(unacked_words)}q", *unacked_words))
+    body = b"".join((_BATCH_COUNT.pack(len(batches)), *blocks))
     length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
@@ -246,13 +252,6 @@ def decode_parts(data: bytes) -> RecordFields:
     batch = _decode_batch(reader, batches)
     reader.finish("the checksum")
     return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
-
-
-def _encode_batch(batch: Iterable[tuple[Position, tuple[int, ...]]]) -> Iterator[bytes]:
-    for position, unacked_words in batch:
-        if len(unacked_words) > 0xFFFF:
-            raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
-        yield _BATCH.pack(*position, len(unacked_words)) + struct.pack(f"<{len(unacked_words)}q", *unacked_words)
 
 
 def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int, ...]]]:

@@ -17,7 +17,7 @@ from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
-from ackstate.cursor.pace import MarkDeleteRateLimiter
+from ackstate.cursor.persist import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -33,7 +33,7 @@ from ackstate.analysis.replay.cursor_replay import acks_of, cut_by_cause, empty_
 from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.events import EventKind
 from ackstate.cursor import ManagedCursor
-from ackstate.cursor.pace import MarkDeleteRateLimiter
+from ackstate.cursor.persist import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ackstate.cursor.pace import MarkDeleteRateLimiter
+from ackstate.cursor.persist import MarkDeleteRateLimiter
 
 RATES = [0.1, 0.3, 1, 3, 7.5, 10, 1000, 12_345.678]
 WAITS_MS = [0, 1, 1, 99, 100, 133, 134, 333, 334, 999, 1_000, 1_001, 3_333, 10_000, 10**9]
