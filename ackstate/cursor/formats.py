@@ -256,7 +256,7 @@ class _Folded:
     # The result is the same as removing them at each record, since the position never goes back, and costs less.
 
     def __init__(self, what: str, epoch: int) -> None:
-        self.offset = 0
+        self.offset = self.replayed = 0  # bytes and records so far
         self._what = what
         self._place = JournalOffset(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
@@ -264,11 +264,6 @@ class _Folded:
         self._added: dict[int, BitMap] = {}
         self._batch: dict[Position, tuple[int, ...]] = {}
         self._properties: Mapping[str, int] = {}
-
-    @property
-    def replayed(self) -> int:
-        """How many records there were."""
-        return self._place.sequence
 
     def add(self, encoded: bytes) -> None:
         """Add the next record."""
@@ -319,7 +314,8 @@ class _Folded:
 
     def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
         epoch, sequence, _, _ = self._place
-        self._place = JournalOffset(epoch, sequence + len(entries), native.checksum(entries[-1]), mark_delete)
+        self.replayed = sequence + len(entries)
+        self._place = JournalOffset(epoch, self.replayed, native.checksum(entries[-1]), mark_delete)
         self.offset += sum(map(len, entries))
 
 

@@ -611,14 +611,15 @@ class CursorAckState:
     def restore(
         self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
     ) -> None:
-        """Start from a durable state, whose sets are given away, without acks of entries that the log has lost."""
+        """Start, before any ack, from a durable state, whose sets are given away, without entries lost by the log."""
         # No number may count these. A state beyond the end of the log raises `InvalidPositionError`.
         check_within_log(CursorState(mark_delete, deleted, batch, properties), self.ledgers)
         deleted.discard_missing(self.ledgers)
         for position in [position for position in batch if position not in self.ledgers]:
             batch.discard(position)
-        self._start(mark_delete, deleted, batch)
-        self.properties = properties
+        self.mark_delete = self.persisted_mark_delete = mark_delete
+        self.deleted, self.batch, self.properties = deleted, batch, properties
+        self.unpersisted_batches = UnpersistedBatches(batch, self.unpersisted)
         self._advance_mark_delete()
 
     def begin_reset(self, mark_delete: Position) -> None:
@@ -631,19 +632,16 @@ class CursorAckState:
 
     def apply_reset(self, mark_delete: Position) -> None:
         """Restart at a position, with nothing acked above it, all of it durable. Receipts from before become void."""
-        self._start(mark_delete, DeletedRanges(), BatchIndexes())
-        self.void_number = self.accepted_number
-        self.changed()
-        self.durable_number = self.accepted_number
-
-    def _start(self, mark_delete: Position, deleted: DeletedRanges, batch: BatchIndexes) -> None:
         self.mark_delete = self.persisted_mark_delete = mark_delete
         self.resets_begun.clear()
         self.properties = {}
-        self.deleted, self.batch = deleted, batch
+        self.deleted, self.batch = DeletedRanges(), BatchIndexes()
         self.unpersisted = UnpersistedAcks()
-        self.unpersisted_batches = UnpersistedBatches(batch, self.unpersisted)
+        self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
         self.durable_count = self.acked_count
+        self.void_number = self.accepted_number
+        self.changed()
+        self.durable_number = self.accepted_number
 
     def begin_persist(
         self,

@@ -234,7 +234,8 @@ def decode_parts(data: bytes) -> RecordFields:
     )
     if magic != MAGIC:
         corrupt(0, MAGIC, magic)
-    check_version(version, VERSION, what="native record")
+    if version != VERSION:
+        check_version(version, VERSION, what="native record")
     if length != len(data):
         corrupt(8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
@@ -245,12 +246,18 @@ def decode_parts(data: bytes) -> RecordFields:
         corrupt(4, f"version {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
-    reader = Reader(data, _HEADER.size, length - CHECKSUM.size)
-    (batches,) = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "counts"))
-    bitmaps, reader.offset = decode_blocks(data, reader.offset, reader.end, ledgers)
-    named = dict(reader.named(properties, _PROPERTY))
-    batch = _decode_batch(reader, batches)
-    reader.finish("the checksum")
+    offset, end = _HEADER.size + _BATCH_COUNT.size, length - CHECKSUM.size
+    if offset > end:
+        corrupt(_HEADER.size, f"{_BATCH_COUNT.size} bytes of counts", f"{end - _HEADER.size} bytes")
+    (batches,) = _BATCH_COUNT.unpack_from(data, _HEADER.size)
+    bitmaps, offset = decode_blocks(data, offset, end, ledgers)
+    named: dict[str, int] = {}
+    batch: list[tuple[Position, tuple[int, ...]]] = []
+    if properties or batches or offset != end:
+        reader = Reader(data, offset, end)
+        named.update(reader.named(properties, _PROPERTY))
+        batch = _decode_batch(reader, batches)
+        reader.finish("the checksum")
     return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
 
 
