@@ -1,6 +1,6 @@
 """The kill ledger: which test notices which change of the product. `python -m kills --help`.
 
-`lines` runs the fast tests and notes the lines that each executes, into out/kills; `run` plants the ledger's mutants,
+`lines` runs the tests and notes the lines that each executes, into out/kills; `run` plants the ledger's mutants,
 one at a time, in front of the tests that execute their lines, and notes which fail; it goes on where it stopped.
 `check` expects a killer of each mutant that was killed, and whose statement still exists, to fail again.
 """
@@ -26,17 +26,14 @@ ROOT = Path(__file__).resolve().parents[2]
 LEDGER = Path(__file__).with_name("ledger.json")
 MEASURED = ROOT / "out" / "kills"
 ANALYSIS = "ackstate/analysis/"
-TESTS = ("tests/unit", "tests/model")
+TESTS = ("tests/unit", "tests/model", "tests/system/cursor/test_store_conformance.py")
 MUTANT_COUNT, ANALYSIS_COUNT = 2_000, 300
 OPTIONS = ("-q", "--assert=plain", "-p", "kills.plugin", "-p", "no:cacheprovider", "--tb=no")
-KILLERS_MAX = 6
-SECONDS_MAX = 8.0
+KILLERS_MAX = 3
+SECONDS_MAX = 5.0
 """Of the tests that are run on one mutant, as measured with their lines."""
-GOES = (
-    "ackstate/checks",
-    "ackstate/analysis/trace/generate",
-)
-"""Modules that go: their mutants would prove nothing."""
+FIRST_COUNT = 12
+"""Tests that are run first: most mutants die by them."""
 
 
 def main(arguments):
@@ -54,13 +51,13 @@ def main(arguments):
 
 
 def measure(_):
-    """Run the fast tests once and note the lines and the seconds of each."""
+    """Run the tests once and note the lines and the seconds of each."""
     import coverage
 
     MEASURED.mkdir(parents=True, exist_ok=True)
     for path in MEASURED.iterdir():
         path.unlink()
-    chosen = [*TESTS, "-n", "2", "-m", "not slow and not spark and not soak"]
+    chosen = [*TESTS, "-n", "2", "-m", "not spark and not soak"]
     named = environment(KILLS_LINES=str(MEASURED), KILLS_FAILED=str(MEASURED / "failed.json"))
     command = [sys.executable, "-m", "pytest", *OPTIONS, *chosen]
     status = subprocess.run(command, cwd=ROOT, env=os.environ | named, check=False).returncode
@@ -105,7 +102,10 @@ def run(chosen):
         if time.monotonic() > until:
             return entry, [], None
         tests = tests_of(measured, *places[entry["key"]], seconds_max=seconds_max)
-        failed = failing(entry, places, tests, failed_max=KILLERS_MAX + 2, seconds_max=seconds_max) if tests else []
+        for some in (tests[:FIRST_COUNT], tests[FIRST_COUNT:]):
+            failed = failing(entry, places, some, failed_max=KILLERS_MAX, seconds_max=seconds_max) if some else []
+            if failed:
+                break
         return entry, tests, failed
 
     done = 0
@@ -161,7 +161,7 @@ def present():
 def is_mutated(path):
     """Tell whether a module's mutants belong in the ledger: of the analysis, only what computes its numbers."""
     rest = path.removeprefix(ANALYSIS)
-    return not path.startswith(GOES) and (rest == path or rest.startswith(("trace/", "replay/", "estimate/")))
+    return rest == path or rest.startswith(("trace/", "replay/", "estimate/"))
 
 
 def sample(places):

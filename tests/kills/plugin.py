@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ if _LINES:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(item, nextitem):
+        if sys.gettrace() is None:  # a test that traces by itself has ended it
+            _coverage.stop()
+            _coverage.start()
         _coverage.switch_context(item.nodeid)
         try:
             return (yield)

@@ -225,15 +225,19 @@ def deliver_up_to_150_and_persist(machine):
     return machine.cursor.view.unpersisted_record_bytes, machine.cursor.stats().redelivery_young
 
 
-def a_displacement_at_a_full_limit(machine):
+def a_displacement_at_a_full_limit(machine, entries=(10, 12, 14, 16)):
     machine.begin(format_=Format.PULSAR, young_s=0, range_count_max=1)
     machine.ack(150)
     machine.persist()
-    for entry in (10, 12, 14, 16):
+    for entry in entries:
         machine.ack(entry)
     machine.persist()
     machine.it_is_what_a_crash_would_leave_out_and_within_the_limit()
     return machine.cursor.view.unpersisted_record_bytes, machine.cursor.stats().redelivery_cut
+
+
+def a_displacement_that_just_fits(machine):
+    return a_displacement_at_a_full_limit(machine, (127, 128, 130, 132))
 
 
 STORIES = [
@@ -243,6 +247,8 @@ STORIES = [
     (a_cut_below_what_stays, (3 * 16, 52)),
     # 10 would take the place of 150, which then would be 16 bytes beside 56: it stays, the others are cut off.
     (a_displacement_at_a_full_limit, (4 * 14, 4)),
+    # 127 and 128, of 15 bytes, take the place of 150: 16 bytes each for that, 130 and 132 beside them are the limit.
+    (a_displacement_that_just_fits, (3 * 16, 3)),
 ]
 
 

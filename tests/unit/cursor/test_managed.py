@@ -474,3 +474,13 @@ def test_an_open_that_is_refused_takes_nothing_over(store, log, named, error, sa
         ManagedCursor.open(store, **({"topic": "t", "subscription": "s", "ledgers": log, "now_ms": 1} | named))
     cursor.ack(P(3, 4), now_ms=2)
     assert cursor.persist(now_ms=2).messages_covered == 1
+
+
+def test_batches_that_are_partly_acked_count_until_their_last_ack_or_a_persist(store, log):
+    cursor = open_cursor(store, log)
+    for entry_id in (2, 4, 6):
+        cursor.ack_batch(P(3, entry_id), [0b110], now_ms=0)
+    cursor.ack_batch(P(3, 4), [0], now_ms=0)
+    assert cursor.stats().batches_unwritten == 2
+    cursor.persist(now_ms=1)
+    assert cursor.stats().batches_unwritten == 0
