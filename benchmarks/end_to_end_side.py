@@ -1,4 +1,4 @@
-"""One side of `benchmarks.bench_end_to_end`: a program that runs a topic, for this release and for earlier ones.
+"""One side of `benchmarks.end_to_end`: a program that runs a topic, for this release and for earlier ones.
 
 It is run as a file, with the code to be measured on the path. For each line of its input it runs the workload once and
 prints the CPU seconds of its parts as a line of JSON.

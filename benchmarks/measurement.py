@@ -1,10 +1,11 @@
-"""Runs a function several times, and stores, shows and writes the measurements.
+"""Runs functions in alternating rounds, and shows and writes the measurements: median, minimum and maximum.
 
-A time is never asserted: it is the machine's. A count of bytes is, against its limit.
+A time is never asserted: it is the machine's.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import platform
@@ -14,26 +15,13 @@ from os import sched_getaffinity
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ackstate import DeletedRanges
-    from benchmarks.peers import Peer
-
-T = TypeVar("T")
-
 RESULTS = Path(__file__).parent / "results"
-_COLUMNS = ("what", "unit", "median", "min", "max", "runs", "against", "ratio")
-_TEXT_COLUMNS = ("what", "unit")
-_LIBRARIES = (
-    "duckdb", "google-crc32c", "intervaltree", "numpy", "protobuf", "pyarrow", "pyroaring", "pyspark",
-    "sortedcontainers",
-)  # fmt: skip
+_LIBRARIES = ("duckdb", "google-crc32c", "numpy", "protobuf", "pyarrow", "pyroaring", "pyspark")
 
 
 class Spread(NamedTuple):
@@ -61,17 +49,21 @@ class Against(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of a table."""
+    """A row: a measurement, and its reference."""
 
     what: str
     unit: str
     spread: Spread
     against: Against | None
-    is_count: bool
+
+    def __str__(self) -> str:
+        middle, low, high, runs = self.spread
+        beside = f"; {self.against.name} {self.against.figure:.4g}" if self.against else ""
+        return f"{self.what}: {middle:.4g} {self.unit} ({low:.4g} to {high:.4g}, {runs} runs{beside})"
 
 
 class BenchmarkReport:
-    """The figures of one benchmark, in order."""
+    """The figures of one benchmark, shown as they come."""
 
     def __init__(self, name: str, about: str) -> None:
         self._name = name
@@ -79,46 +71,40 @@ class BenchmarkReport:
         self._figures: list[Figure] = []
 
     def time(self, what: str, unit: str, spread: Spread, against: Against | None = None) -> Spread:
-        """Store a measurement and return it."""
-        self._figures.append(Figure(what, unit, spread, against, is_count=False))
+        """Show a measurement and return it."""
+        self._figures.append(Figure(what, unit, spread, against))
+        print(self._figures[-1], flush=True)
         return spread
 
     def count(self, what: str, unit: str, number: float, against: Against | None = None) -> float:
-        """Keep a count and return it; one held against ``limit`` fails the command when it is above."""
-        spread = Spread(number, number, number, 1)
-        self._figures.append(Figure(what, unit, spread, against, is_count=True))
-        return number
+        """Show a count and return it."""
+        return self.time(what, unit, Spread(number, number, number, 1), against).median
+
+    def compare(
+        self, timings: Mapping[str, Timing], unit: str, *, beside: str = "", runs: int = 7,
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> dict[str, Spread]:  # fmt: skip
+        """Time several things in turn, and show each beside the one of that name."""
+        spreads = timed_in_turn(timings, runs=runs, clock=clock)
+        for name, spread in spreads.items():
+            self.time(
+                name, unit, spread, Against(beside, spreads[beside].median) if beside and name != beside else None
+            )
+        return spreads
 
     def publish(self) -> None:
-        """Print the table, write ``results/<name>.json``, and check the counts."""
-        written = {
-            "about": self._about,
-            "environment": environment(),
-            "figures": [_rounded(figure) for figure in self._figures],
-        }
+        """Write ``results/<name>.json``."""
+        figures = [asdict(figure) | {"spread": figure.spread._asdict()} for figure in self._figures]
+        written = {"about": self._about, "environment": _environment(), "figures": _rounded(figures)}
         RESULTS.mkdir(exist_ok=True)
-        text = json.dumps(written, indent=1, sort_keys=True)
-        (RESULTS / f"{self._name}.json").write_text(text + "\n")
-        Console(width=160).print(_terminal_table(self._name, written["figures"]))
-        print(self._about)
-        self._check_counts()
-
-    def _check_counts(self) -> None:
-        for figure in self._figures:
-            if figure.is_count and figure.against and figure.against.name == "limit":
-                assert figure.spread.median <= figure.against.figure, f"over its limit: {figure}"
+        (RESULTS / f"{self._name}.json").write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
 
 
 class Screen(BenchmarkReport):
-    """Shows and does not keep: figures of another size than the committed ones."""
+    """Shows and does not write: figures of another size than the committed ones."""
 
     def publish(self) -> None:
-        for figure in self._figures:
-            median, low, high, runs = figure.spread
-            held = f", {figure.against.name} {figure.against.figure:.3g}" if figure.against else ""
-            Console(width=160).print(
-                f"{figure.what}: {median:.3g} {figure.unit} ({low:.3g} to {high:.3g}, {runs} runs{held})"
-            )
+        """Write nothing."""
 
 
 class TimedPart(NamedTuple):
@@ -131,20 +117,15 @@ class Timing(NamedTuple):
     """A timed function: `thing`, called with a new result of `fresh` for each run; `fresh` is not timed."""
 
     thing: Callable[[Any], object]
-    fresh: Callable[[], Any]
-    each: float
+    fresh: Callable[[], Any] = lambda: None
+    each: float = 1
     """Divides each time: 1 for nanoseconds, 1_000_000 for milliseconds, the entries for ns an entry."""
-
-
-def timed(thing: Callable[[T], object], fresh: Callable[[], T], *, runs: int = 7, each: float = 1) -> Spread:
-    """Time one thing, `runs` times after once to warm up; see `Timing`."""
-    return timed_in_turn({"": Timing(thing, fresh, each)}, runs=runs)[""]
 
 
 def timed_in_turn(
     timings: Mapping[str, Timing], *, runs: int = 7, clock: Callable[[], int] = perf_counter_ns
 ) -> dict[str, Spread]:
-    """Time several things that are to be compared, in rounds: a slow spell of the machine hits all of them."""
+    """Time things that are to be compared, after each once to warm up: a slow spell of the machine hits all of them."""
     taken: dict[str, list[float]] = {name: [] for name in timings}
     for timing in timings.values():
         timing.thing(timing.fresh())
@@ -162,13 +143,21 @@ def timed_in_turn(
     return {name: Spread.of(times) for name, times in taken.items()}
 
 
-def check_equal(peer: Peer, ranges: DeletedRanges) -> None:
-    """Refuse to time a peer that does not hold the same and count the same."""
-    assert list(peer.runs()) == list(ranges.runs())
-    assert (peer.range_count, peer.record_bytes) == (ranges.range_count, ranges.record_bytes)
+def run(name: str, about: str, parts: Mapping[str, Callable[[BenchmarkReport, int], None]]) -> None:
+    """Run the parts of a benchmark that the command names, or all, and write the figures of all at full size."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}; all if none is named")
+    parser.add_argument("--small", type=int, default=1, metavar="N", help="divide the sizes; nothing is written")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.parts) - set(parts):
+        parser.error(f"unknown part: {', '.join(sorted(unknown))}")
+    report = (Screen if chosen.parts or chosen.small > 1 else BenchmarkReport)(name, about)
+    for part in chosen.parts or parts:
+        parts[part](report, chosen.small)
+    report.publish()
 
 
-def environment() -> dict[str, object]:
+def _environment() -> dict[str, object]:
     """Return the environment of the figures, without the identity of the machine."""
     return {
         "cores": len(sched_getaffinity(0)),
@@ -177,46 +166,10 @@ def environment() -> dict[str, object]:
     }
 
 
-def _rounded(figure: Figure) -> dict[str, Any]:
-    row = asdict(figure)
-    spread, against = figure.spread, figure.against
-    row["spread"] = {"high": _four(spread.high), "low": _four(spread.low), "median": _four(spread.median)}
-    row["runs"] = spread.runs
-    row["against"] = against and {
-        "name": against.name,
-        "figure": _four(against.figure),
-        "high": against.high and _four(against.high),
-    }
-    return row
-
-
-def _four(number: float) -> float:
-    return float(f"{number:.4g}")
-
-
-def _terminal_table(name: str, figures: list[dict[str, Any]]) -> Table:
-    shown = Table(title=name, title_justify="left")
-    for column in _COLUMNS:
-        shown.add_column(column, no_wrap=True, justify="left" if column in _TEXT_COLUMNS else "right")
-    for figure in figures:
-        spread, against = figure["spread"], figure["against"]
-        numbers = [_shown(spread[part]) for part in ("median", "low", "high")]
-        held = _held_against(spread["median"], against)
-        shown.add_row(figure["what"], figure["unit"], *numbers, str(figure["runs"]), *held)
-    return shown
-
-
-def _held_against(median: float, against: dict[str, Any] | None) -> tuple[str, str]:
-    if against is None:
-        return "", ""
-    low, high = against["figure"], against["high"]
-    if high is None:
-        return f"{against['name']} {_shown(low)}", _shown(median / low)
-    return f"{against['name']} {_shown(low)} to {_shown(high)}", f"{_shown(median / high)} to {_shown(median / low)}"
-
-
-def _shown(figure: float) -> str:
-    """Return three digits, or all of a whole number."""
-    if figure >= 100 or figure == int(figure):
-        return f"{figure:,.0f}"
-    return f"{figure:.3g}"
+def _rounded(value: Any) -> Any:
+    """Return JSON values with four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -13,19 +13,17 @@ from pyroaring import BitMap
 
 from ackstate import DeletedRanges, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage, TopicDelayIndex
-from benchmarks.delay.bench_bucketed import OWNER, snapshot_bytes
-from benchmarks.delay.bench_subscriptions import MESSAGES, SHARED
-from benchmarks.delay.footprint import in_new_process, owned_bytes
-from benchmarks.delay.nothing_acked import NothingAcked
-from benchmarks.delayed_messages import TICK_MS
+from benchmarks.hot_paths import snapshot_bytes
+from benchmarks.memory import DELAYED, in_new_process
 from benchmarks.pulsar.tasks import COUNTS, LEDGER_WEIGHT
-from benchmarks.pulsar.workloads import FIRST_LEDGER, LEDGER_SIZE, read
+from benchmarks.pulsar.workloads import FIRST_LEDGER, read
+from benchmarks.workloads import LEDGER_SIZE, TICK_MS, NothingAcked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ackstate.delay import DelayedDeliveryTracker
-    from benchmarks.pulsar.side import Answer
+    from benchmarks.pulsar.sides import Answer
     from benchmarks.pulsar.workloads import Rows
 
     _Due = list[tuple[int, BitMap]]
@@ -125,10 +123,8 @@ class Ours:
         return times | {"found": found, "counted": counted, "ranges": ranges.range_count}
 
     def _weigh(self, *, file: str, copies: int = 1) -> Answer:  # noqa: ARG002
-        ranges = DeletedRanges()
-        for ledger_id, entry_ids in _by_ledger(read(file, 2)):
-            ranges.add_entries(ledger_id, entry_ids[:, 1])
-        return {"bytes": owned_bytes([ranges]), "ranges": ranges.range_count}
+        count = len(read(file, 2))
+        return {"bytes": in_new_process("ranges", "DeletedRanges, in one call", count), "ranges": count}
 
     def _delay(self, *, file: str, **steps: int) -> Answer:
         rows = read(file, 3)
@@ -148,7 +144,7 @@ class Ours:
         rows = read(file, 3)
         config = DelayConfig(tick_time_ms=TICK_MS, min_index_count_per_bucket=sealed)
         store = MemoryStore()
-        storage = SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/delayed/t"), OWNER)
+        storage = SnapshotStorage(store.ledgers, BucketRegistry(store.metadata, "/delayed/t"), "delayed/t")
         messages = _messages(rows)
         # A message of the next ledger seals the last bucket; it is not in a bucket itself.
         messages.append((Position(int(rows[-1, 0]) + 1, 0), 2 * steps["end"]))
@@ -168,9 +164,8 @@ class Ours:
 
     def _weigh_delays(self, *, file: str, subscriptions: int, trackers: int) -> Answer:  # noqa: ARG002 - Pulsar's option
         # The process that is weighed makes the same messages itself, as many as the file has.
-        assert len(read(file, 3)) == MESSAGES
-        (grown,) = in_new_process("benchmarks.delay.bench_subscriptions", SHARED, subscriptions)
-        return {"bytes": int(grown), "held": MESSAGES}
+        assert len(read(file, 3)) == DELAYED
+        return {"bytes": in_new_process("delays", "TopicDelayIndex", subscriptions), "held": DELAYED}
 
 
 @contextmanager
@@ -238,13 +233,10 @@ def _ack_runs(cursor: ManagedCursor, rows: Rows) -> None:
 
 def _ack_singly(cursor: ManagedCursor, positions: Sequence[Position], *, persist: bool) -> int:
     begun = perf_counter_ns()
-    if persist:
-        for position in positions:
-            cursor.ack(position, now_ms=1)
+    for position in positions:
+        cursor.ack(position, now_ms=1)
+        if persist:
             cursor.persist(now_ms=1)
-    else:
-        for position in positions:
-            cursor.ack(position, now_ms=1)
     return perf_counter_ns() - begun
 
 

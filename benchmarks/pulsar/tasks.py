@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.delay.bench_subscriptions import MESSAGES
+from benchmarks.memory import DELAYED
 from benchmarks.pulsar import workloads
+from benchmarks.workloads import LEDGER_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +61,6 @@ class Row(NamedTuple):
         unit: The unit of the figure.
         source: The field of the answers.
         each: Divides it.
-        grows: Whether Pulsar's cost grows with the state.
         beside: The row from which the figure of a side is taken that this task does not measure.
     """
 
@@ -68,7 +68,6 @@ class Row(NamedTuple):
     unit: str
     source: str = "nanos"
     each: float = 1
-    grows: bool = False
     beside: str = ""
 
 
@@ -130,14 +129,14 @@ def persists(directory: Path, sizes: Sizes) -> Iterator[Task]:
         options = {"file": file, "holes": holes, "acks": sizes.persisted, "list": 1, "persist": 1, "words": 1}
         time, size = f"ack and persist, {held}", f"written for an ack, {held}"
         rows = (
-            Row(time, "us an ack", each=1e3 * sizes.persisted, grows=True),
-            Row(size, "bytes", "bytes", sizes.persisted, grows=True),
+            Row(time, "us an ack", each=1e3 * sizes.persisted),
+            Row(size, "bytes", "bytes", sizes.persisted),
         )
         yield Task(rows, "ack", options, all_persisted(holes, sizes.persisted), warm_ups=4)
         options = options | {"acks": count, "words": 0}
         rows = (
-            Row(f"{time}, Pulsar's list form", "us an ack", each=1e3 * count, grows=True, beside=time),
-            Row(f"{size}, Pulsar's list form", "bytes", "bytes", count, grows=True, beside=size),
+            Row(f"{time}, Pulsar's list form", "us an ack", each=1e3 * count, beside=time),
+            Row(f"{size}, Pulsar's list form", "bytes", "bytes", count, beside=size),
         )
         yield Task(rows, "ack", options, all_persisted(holes, count), only=PULSAR, rounds=3, warm_ups=2)
 
@@ -153,7 +152,7 @@ def reopenings(directory: Path, sizes: Sizes) -> Iterator[Task]:
     for name, runs in shapes.items():
         stored = {"file": workloads.written(runs, directory / name.replace(" ", "-")), "words": 1}
         expected = no_prefix_acked() | {"ranges": len(runs), "acked": int((runs[:, 2] - runs[:, 1]).sum())}
-        row = Row(f"reopen, {name}", "ms", each=1e6, grows=True)
+        row = Row(f"reopen, {name}", "ms", each=1e6)
         reopen = Task(
             (row,), "reopen", {}, expected, prepare=stored, ours={"deltas": sizes.deltas}, rounds=9, warm_ups=20
         )
@@ -175,9 +174,9 @@ def range_sets(directory: Path, sizes: Sizes) -> Iterator[Task]:
         expected = {"ranges": count, "found": int(found), "counted": sum(range(count - COUNTS + 1, count + 1))}
         adds = Row(f"range set: add one entry, {name}", "ns", "add_nanos", count - COUNTS)
         finds = Row(f"range set: is an entry acked, {name}", "ns", "lookup_nanos", sizes.lookups)
-        counts = Row(f"range set: add one, then count, {name}", "us", "count_nanos", 1e3 * COUNTS, grows=True)
+        counts = Row(f"range set: add one, then count, {name}", "us", "count_nanos", 1e3 * COUNTS)
         yield Task((adds, finds, counts), "fill", options, expected, warm_ups=3)
-        row = Row(f"range set: memory, {name}", "kB", "bytes", 1e3, grows=True)
+        row = Row(f"range set: memory, {name}", "kB", "bytes", 1e3)
         yield Task((row,), "weigh", {"file": file, "copies": 20}, {"ranges": count}, rounds=1, warm_ups=0)
 
 
@@ -191,11 +190,11 @@ def delays(directory: Path, sizes: Sizes) -> Iterator[Task]:
     drain = Row(f"delayed: drain, {short(sizes.delayed)} messages", "ns a message", "drain_nanos", sizes.delayed)
     yield Task((add, drain), "delay", options, expected, rounds=3, warm_ups=2)
     yield _buckets(sizes, options, expected)
-    file = workloads.written(workloads.delayed(MESSAGES), directory / "weighed")
+    file = workloads.written(workloads.delayed(DELAYED), directory / "weighed")
     for subscriptions, name, trackers in ((1, "1 subscription", 10), (1_000, "1,000 subscriptions", _TRACKERS)):
         options = {"file": file, "subscriptions": subscriptions, "trackers": trackers}
-        row = Row(f"delayed: memory, 100 k messages, {name}", "MB", "bytes", 1e6, grows=True)
-        yield Task((row,), "weigh_delays", options, {"held": MESSAGES}, rounds=1, warm_ups=0)
+        row = Row(f"delayed: memory, 100 k messages, {name}", "MB", "bytes", 1e6)
+        yield Task((row,), "weigh_delays", options, {"held": DELAYED}, rounds=1, warm_ups=0)
 
 
 def _buckets(sizes: Sizes, options: Mapping[str, object], expected: Mapping[str, int]) -> Task:
@@ -203,11 +202,11 @@ def _buckets(sizes: Sizes, options: Mapping[str, object], expected: Mapping[str,
     name = f"{short(sizes.delayed)} messages"
     rows = (
         Row(f"delay buckets: add, {name}", "ns a message", "add_nanos", sizes.delayed),
-        Row(f"delay buckets: recover, {name}", "ms", "recover_nanos", 1e6, grows=True),
+        Row(f"delay buckets: recover, {name}", "ms", "recover_nanos", 1e6),
         Row(f"delay buckets: drain, {name}", "ns a message", "drain_nanos", sizes.delayed),
-        Row(f"delay buckets: stored, {name}", "bytes a message", "bytes", sizes.delayed, grows=True),
+        Row(f"delay buckets: stored, {name}", "bytes a message", "bytes", sizes.delayed),
     )
-    sealed = {"sealed": min(sizes.delayed, workloads.LEDGER_SIZE)}
+    sealed = {"sealed": min(sizes.delayed, LEDGER_SIZE)}
     expected = {"recovered": sizes.delayed, **expected}
     return Task(rows, "bucket", {**options, **sealed}, expected, rounds=3, warm_ups=1)
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.acked_entries import SEED
-from benchmarks.delayed_messages import TICK_MS, mixed_delays
+from benchmarks.workloads import LEDGER_SIZE, SEED, TICK_MS, mixed_delays
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 FIRST_LEDGER = 3
-LEDGER_SIZE = 50_000  # managedLedgerMaxEntriesPerLedger
 _WINDOW = 1_000
 
 
@@ -60,12 +58,10 @@ def delayed(count: int) -> Rows:
 
     None is due within two ticks, because Pulsar delivers such a message at once.
     """
-    return np.concatenate(
-        [
-            np.column_stack([np.full(len(ledger.entry_ids), ledger.ledger_id), ledger.entry_ids, ledger.deliver_at_ms])
-            for ledger in mixed_delays(count, now_ms=2 * TICK_MS)
-        ]
-    )
+    parts = [(each.ledger_id, each.deliver_at_ms) for each in mixed_delays(count, now_ms=2 * TICK_MS)]
+    return np.concatenate([
+        np.column_stack([np.full(len(times), ledger_id), np.arange(len(times)), times]) for ledger_id, times in parts
+    ])  # fmt: skip
 
 
 def written(rows: Rows, path: Path) -> Path:

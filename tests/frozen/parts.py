@@ -154,17 +154,6 @@ def kill_matrix_run():
         yield from kill_matrix(Path(out) / "matrix.json")
 
 
-def calibration():
-    """Predicted and observed redelivery, point by point, as measured last."""
-    names = ("kind", "runs", "predicted", "observed")
-    points = json.loads((ROOT / "benchmarks" / "calibration.json").read_text(encoding="utf-8"))["points"]
-    yield (
-        "calibration.json",
-        {f"{number} {point['policy']}": {name: point[name] for name in names} for number, point in enumerate(points)},
-        None,
-    )
-
-
 def commands():
     """Every command with its options and arguments, as the help names them."""
     yield "commands.txt", list(_commands_below("")), None
@@ -185,4 +174,4 @@ def _commands_below(command):
         yield from _commands_below(f"{command} {name}".strip())
 
 
-PARTS = {part.__name__: part for part in (traces, conversions, formats, verdicts, kill_matrix, calibration, commands)}
+PARTS = {part.__name__: part for part in (traces, conversions, formats, verdicts, kill_matrix, commands)}

@@ -27,7 +27,7 @@ _RECORDER = "ackstate-record"
 _ABOUT = (
     "Two brokers of Pulsar 4.2, one of them with the interceptor, get the same load in turn: 100 bytes a message, "
     "published, received and acked one by one at a steady pace. CPU time of the broker's threads without those that "
-    "compile, for an acked message; the interceptor's own thread is part of it. `make bench-interceptor` measures it."
+    "compile, for an acked message; the interceptor's own thread is part of it."
 )
 
 

@@ -8,15 +8,10 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from benchmarks.pulsar.side import SideError
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO
-
-    from benchmarks.pulsar.side import Answer
 
 VERSIONS = ("4.2.4", "5.0.0-M1")
 _HERE = Path(__file__).parent
@@ -25,6 +20,26 @@ HEAP = "3g"  # of each process
 _JVM = (
     "-XX:+UseG1GC", "-XX:+AlwaysPreTouch", "-Dslf4j.provider=org.slf4j.nop.NOPServiceProvider", "-Dlog4j2.level=OFF",
 )  # fmt: skip
+
+Answer = dict[str, int]
+"""Times in ns, sizes in bytes, and results of the work that must be equal on all sides."""
+
+
+class Side(Protocol):
+    """Runs commands: our classes in this process, or a release of Pulsar in a process of its own."""
+
+    name: str
+
+    def run(self, command: str, **options: object) -> Answer:
+        """Run one round of a command.
+
+        Raises:
+            SideError: The command failed.
+        """
+
+
+class SideError(Exception):
+    """A side cannot be built, cannot be started or failed; the message is one line."""
 
 
 class Release:
@@ -37,11 +52,10 @@ class Release:
     def run(self, command: str, **options: object) -> Answer:
         """See `Side.run`."""
         line = " ".join([command, *(f"{key}={value}" for key, value in options.items())])
-        stdin, stdout = _pipes(self._process)
         try:
-            stdin.write(line + "\n")
-            stdin.flush()
-            answer: Answer = json.loads(stdout.readline() or '{"error": "the process has ended"}')
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            answer: Answer = json.loads(self._process.stdout.readline() or '{"error": "the process has ended"}')
         except BrokenPipeError:
             raise SideError(f"{self.name}, {command}: the process has ended; see {BUILT}/*/log") from None
         if "error" in answer:
@@ -74,15 +88,7 @@ def _build(version: str) -> None:
     if shutil.which("mvn") is None:
         raise SideError("Maven is missing: as root, apt-get install maven")
     _java("javac")
-    command = [
-        "mvn",
-        "--batch-mode",
-        "--quiet",
-        "--file",
-        str(_HERE / "pom.xml"),
-        f"-Dpulsar.version={version}",
-        "compile",
-    ]
+    command = ["mvn", "-B", "-q", "-f", str(_HERE / "pom.xml"), f"-Dpulsar.version={version}", "compile"]
     finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if finished.returncode:
         errors = [line for line in finished.stdout.splitlines() if line.startswith("[ERROR]")]
@@ -95,9 +101,3 @@ def _java(program: str) -> str:
     if found is None:
         raise SideError(f"{program} is missing: as root, apt-get install openjdk-17-jdk-headless, or set JAVA_HOME")
     return found
-
-
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert process.stdin
-    assert process.stdout
-    return process.stdin, process.stdout

@@ -1,38 +1,31 @@
 """Times Pulsar's own classes and ours on the same workloads, in alternating rounds.
 
-``python -m benchmarks.pulsar.bench_pulsar [--quick]``; with the option, one round each is shown and nothing is written.
+``python -m benchmarks.pulsar [--quick]``: the option shows one round of small workloads.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.measurement import RESULTS, Against, BenchmarkReport, Screen, Spread
-from benchmarks.pulsar import workloads
+from benchmarks.measurement import Against, BenchmarkReport, Screen, Spread
 from benchmarks.pulsar.ours import Ours
-from benchmarks.pulsar.release import VERSIONS, running
-from benchmarks.pulsar.side import SideError
-from benchmarks.pulsar.tasks import OURS, Row, Task, all_persisted, all_tasks
+from benchmarks.pulsar.sides import VERSIONS, SideError, running
+from benchmarks.pulsar.tasks import FULL, OURS, SMALL, Task, all_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmarks.pulsar.side import Answer, Side
+    from benchmarks.pulsar.sides import Answer, Side
 
 ABOUT = (
     "Pulsar's `ManagedCursorImpl`, range set and delay trackers, and ours, on the same files of positions, in "
     "alternating rounds after warm-up rounds. Storage is in memory on both sides and takes no time. A result that "
-    "differs from the expected one ends the benchmark. benchmarks/README.md explains the rows."
+    "differs from the expected one ends the benchmark."
 )
-NAME = "pulsar"
-# Small: the records of Pulsar are stored with the results, where a test decodes them.
-CHECKED_HOLES, CHECKED_ACKS = 300, 200
-FORMS = {"words": 1, "list": 0}
 
 
 class DisagreementError(SideError):
@@ -79,7 +72,6 @@ class ComparisonRows:
     def __init__(self, report: BenchmarkReport) -> None:
         self._report = report
         self._found: dict[str, dict[str, Spread]] = {}
-        self.growing: list[str] = []
 
     def put(self, task: Task, answers: Mapping[str, Sequence[Answer]]) -> None:
         """Report the rows of a task; a side that it does not measure has the figure of the row beside it."""
@@ -89,48 +81,25 @@ class ComparisonRows:
                 figures = [answer[row.source] / row.each for answer in given]
                 found[side] = Spread.of(figures)
             self._found[row.what] = found
-            self.growing += [row.what] * row.grows
             for side, spread in found.items():
                 against = None if side == OURS else Against(OURS, found[OURS].median)
                 self._report.time(f"{row.what}; {side}", row.unit, spread, against)
 
 
-def checked_records(directory: Path, sides: Sequence[Side]) -> dict[str, dict[str, str]]:
-    """Ack some positions on all sides, check the states, and return the last record of each release, by form."""
-    file = workloads.written(workloads.every_other(CHECKED_HOLES + CHECKED_ACKS), directory / "checked")
-    found: dict[str, dict[str, str]] = {}
-    for form, words in FORMS.items():
-        options = {"file": file, "holes": CHECKED_HOLES, "acks": CHECKED_ACKS, "list": 1, "persist": 1, "words": words}
-        row = Row(f"record in the form {form}", "bytes", "bytes")
-        task = Task((row,), "ack", options, all_persisted(CHECKED_HOLES, CHECKED_ACKS), rounds=1, warm_ups=0)
-        for side, (answer,) in measured(task, sides).items():
-            if side != OURS:
-                found.setdefault(side, {})[form] = str(answer["record"])
-    return found
-
-
 def main(*, is_quick: bool) -> None:
     """Measure everything."""
-    report = Screen(NAME, ABOUT) if is_quick else BenchmarkReport(NAME, ABOUT)
+    report = (Screen if is_quick else BenchmarkReport)("pulsar", ABOUT)
     rows = ComparisonRows(report)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        releases = [stack.enter_context(running(version)) for version in VERSIONS]
-        sides: list[Side] = [Ours(), *releases]
-        java = str(releases[0].run("java")["version"])
-        records = checked_records(directory, sides)
-        for task in all_tasks(directory):
-            print(f"{task.rows[0].what} ...", file=sys.stderr)
+        sides: list[Side] = [Ours(), *(stack.enter_context(running(version)) for version in VERSIONS)]
+        for task in all_tasks(directory, SMALL if is_quick else FULL):
             rows.put(task, measured(task, sides, is_quick=is_quick))
     report.publish()
-    if not is_quick:
-        path = RESULTS / f"{NAME}.json"
-        written = json.loads(path.read_text()) | {"growing": rows.growing, "java": java, "records": records}
-        path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
     try:
         main(is_quick=sys.argv[1:] == ["--quick"])
     except SideError as error:
-        sys.exit(f"bench-pulsar: {error}")
+        sys.exit(f"benchmarks.pulsar: {error}")

@@ -1,1 +1,0 @@
-"""The check of the estimates: real cursors on real stores are killed and compared with the estimates."""

@@ -1,1 +1,0 @@
-"""Time and memory of delayed messages: ``make bench-delay``."""
