@@ -21,7 +21,7 @@ _STARTS_WITHIN_S = 120
 
 
 def jars_of(name):
-    """Return the jars of a set of `.ci/store_jars`; skip the test where set-up could not fetch them."""
+    """Return the jars of a set of `.ci/pom.xml`; skip the test where set-up could not fetch them."""
     found = sorted(map(str, _JARS.joinpath(name).glob("*.jar")))
     if not found or not (_JARS / ".stamp").exists():
         pytest.skip("no jars of the stores: bash .ci/setup stores")
@@ -33,7 +33,7 @@ def pyspark_jars(*patterns):
 
     directory = Path(pyspark.__file__).parent / "jars"
     found = [str(path) for pattern in patterns for path in sorted(directory.glob(pattern))]
-    assert len(found) >= len(patterns), f"of {patterns} pyspark has {found}: .ci/store_jars has another Hadoop"
+    assert len(found) >= len(patterns), f"of {patterns} pyspark has {found}: .ci/pom.xml has another Hadoop"
     return found
 
 
