@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT))
-
-from website.repository import Repository  # noqa: E402 - it is not installed
 
 
 def source_url() -> str:
@@ -51,9 +47,15 @@ def project_urls(source: str) -> dict[str, str]:
     }
 
 
+def long_description(source: str) -> str:
+    """Return the README with links to the sources, or with labels in place of links."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\[\]]+)\]\((?![a-z]+:)([^()]+)\)", rf"[\1]({source}/\2)" if source else r"\1", text)
+
+
 SOURCE = source_url()
 setup(
-    long_description=Repository(ROOT, SOURCE).absolute((ROOT / "README.md").read_text(encoding="utf-8")),
+    long_description=long_description(SOURCE),
     long_description_content_type="text/markdown",
     project_urls=project_urls(SOURCE),
 )

@@ -345,17 +345,19 @@ def gate(report: BenchmarkReport, _: int) -> None:
     assert closed.request((17,), usage=usage).granted == 0
     every(closed.when_open, [int] * 1_000)
     shared = DispatchGate(OPEN_LIMITS, broker=BrokerLimit(FAR))
-    granted = DispatchGate(OPEN_LIMITS)
-
-    calls = 2_000
+    granted, calls = DispatchGate(OPEN_LIMITS), 2_000
 
     def request(gate: DispatchGate) -> Timing:
         return Timing(lambda _: every(gate.request, [(17,)] * calls, usage=usage, consumer="c", now_ms=1), each=calls)
 
+    def request_and_send(cost: tuple[int, ...]) -> None:
+        shared.request(cost, usage=usage, consumer="c", now_ms=1)
+        shared.count_unacked(1)
+
     is_blocked, permits = False, half
     report.compare({
-        "request, granted": request(granted), "request, granted under a broker's limit": request(shared),
-        "request, refused, 1,000 wait": request(closed),
+        "request, granted": request(granted), "request, refused, 1,000 wait": request(closed),
+        "request and count, broker's limit": Timing(lambda _: every(request_and_send, [(17,)] * calls), each=calls),
         "two comparisons": Timing(lambda _: every(lambda _: not is_blocked and permits > 0, [0] * calls), each=calls),
     }, "ns a request", beside="two comparisons", clock=thread_time_ns)  # fmt: skip
 

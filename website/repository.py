@@ -19,6 +19,8 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files outside of docs/ that are pages of the site: path in the repository -> path in the site."""
+GENERATED = {"ackstate/pulsar_conf.py": "reference/settings.md", "ackstate/metrics.py": "reference/metrics.md"}
+"""Files with tables that are pages of the site, too: a link to one leads to the page."""
 DOCS = "docs/"
 
 _FENCE = re.compile(r"^ *(```+)[^`]*$")
@@ -43,8 +45,8 @@ class Repository(NamedTuple):
         Args:
             path: Relative to the root, normalized, with slashes.
         """
-        if path in PAGES:
-            return PAGES[path]
+        if path in PAGES or path in GENERATED:
+            return (PAGES | GENERATED)[path]
         if (self.root / path).is_dir() and (self.root / path / "README.md").exists():
             return self.site_path(f"{path}/README.md")
         if path.startswith(DOCS) and (self.root / path).is_file():
@@ -69,21 +71,6 @@ class Repository(NamedTuple):
             return self._adapted(link, folder=posixpath.dirname(path), site_folder=posixpath.dirname(here))
 
         return "".join(part if is_code else _LINK.sub(adapted, part) for part, is_code in _parts(markdown))
-
-    def absolute(self, markdown: str) -> str:
-        """Return a page of the root with links that work on another host: they lead to `source_url`.
-
-        Without one, a link becomes its label.
-        """
-        return "".join(part if is_code else _LINK.sub(self._absolute, part) for part, is_code in _parts(markdown))
-
-    def _absolute(self, link: re.Match[str]) -> str:
-        if _SCHEME.match(link["target"]) and not link["target"].startswith("#"):
-            return link[0]
-        if not self.source_url:
-            return link["label"]
-        target = link["target"] if not link["target"].startswith("#") else f"README.md{link['target']}"
-        return f"{link['bang']}[{link['label']}]({self.source_url}/{target})"
 
     def _adapted(self, link: re.Match[str], *, folder: str, site_folder: str) -> str:
         target, hash_, anchor = link["target"].partition("#")

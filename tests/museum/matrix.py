@@ -1,4 +1,4 @@
-"""Run every layer on every bug of the museum, and write matrix.json: `make kill-matrix`."""
+"""Run every layer on every bug of the museum, and write matrix.json: `python -P -m museum.matrix`."""
 
 from __future__ import annotations
 

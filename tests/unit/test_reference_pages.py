@@ -1,4 +1,4 @@
-"""The pages of the reference have every public name, setting, metric and command."""
+"""The page of the API has every public name, and the commands that pages show exist."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from prometheus_client import CollectorRegistry
 
-from ackstate import MemoryStore
-from ackstate.analysis.admin.app import PolicyCollector, RequestCounter
 from ackstate.analysis.cli.main import app
-from ackstate.limits import PolicyStore
-from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
-from ackstate.pulsar_conf import SETTINGS
-from ackstate.topic import PublishCounters
 from shown_consoles import BLOCK
 
 ROOT = Path(__file__).parents[2]
@@ -30,15 +23,12 @@ def text_of(page):
 
 
 def documented():
-    return [
-        name
-        for page in sorted((REFERENCE / "api").iterdir())
-        for name in re.findall(r"^::: (\S+)", text_of(page), re.M)
-    ]
+    return re.findall(r"^::: (\S+)", text_of("api.md"), re.M)
 
 
-def test_every_public_name_is_in_the_table_and_on_one_page():
-    table = set(re.findall(r"^\| \[`(\w+)`\]\([\w-]+\.md\) \| `([\w.]+)` \|$", text_of("api/names.md"), re.M))
+def test_every_public_name_is_in_the_table_and_documented_once():
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text_of("api.md"), re.M)
+    table = {(name, module) for module, names in rows for name in re.findall(r"`(\w+)`", names)}
     modules = ["ackstate", *(f"ackstate.{each}" for each in PACKAGES)]
     assert table == {(name, module) for module in modules for name in import_module(module).__all__}
     assert len(table) <= 70
@@ -51,29 +41,6 @@ def test_every_public_name_is_in_the_table_and_on_one_page():
 def test_a_documented_name_exists(name):
     module, _, attribute = name.rpartition(".")
     assert hasattr(import_module(module), attribute)
-
-
-def test_the_page_of_settings_has_the_keys_and_defaults_of_the_table():
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|", text_of("settings.md"), re.M)
-    assert rows == [(each.key, each.default, each.default_5 or each.default) for each in SETTINGS if each.default]
-
-
-def test_the_page_of_metrics_has_those_of_each_collector():
-    async def application(scope, receive, send):
-        """Answer nothing: only the descriptions are read."""
-
-    registry = CollectorRegistry()
-    RequestCounter(application, registry=registry)
-    publishes = PublishCollector(PublishCounters(cluster="here"))
-    policies = PolicyCollector(PolicyStore(MemoryStore().metadata))
-    collectors = (CursorCollector(), BacklogCollector(), publishes, policies)
-    metrics = [each for collector in collectors for each in collector.describe()] + list(registry.collect())
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", text_of("metrics.md"), re.M)
-    expected = [
-        (f"{each.name}_total" if each.type == "counter" else each.name, each.type, each.documentation)
-        for each in metrics
-    ]
-    assert rows == [(name, kind, " ".join(text.split()).replace("|", "\\|")) for name, kind, text in expected]
 
 
 def shown_commands():

@@ -1,0 +1,102 @@
+"""The pages of the reference that the code has: the help of all commands, Pulsar's keys, and the metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from ackstate import MemoryStore
+from ackstate.analysis.admin.app import PolicyCollector, RequestCounter
+from ackstate.analysis.cli.main import app
+from ackstate.limits import PolicyStore
+from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
+from ackstate.pulsar_conf import SETTINGS
+from ackstate.topic import PublishCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COMMANDS = """# Commands
+
+The command `ackstate` needs the extra `[cli]`, and some commands another one, which they name when it is missing. Times
+are written as `500ms`, `5s`, `1m` or `1h`. This page has the output of `--help` of each command.
+"""
+_SETTINGS = """# Settings
+
+The fields of [`CursorConfig`](api.md), `GateLimits`, `DelayConfig`, `TopicSettings`, `SubscriptionOptions`,
+`DeadLetterPolicy`, `Retention`, `DelayedDeliveryPolicies` and `BrokerDelayedDelivery` are settings. `from_pulsar_conf`
+of a class reads these keys from a mapping or from the path of a `broker.conf`; a key that looks like a misspelling is
+refused. A class may have another default of its own; a `broker.conf` without the key keeps that.
+
+| key | Pulsar 4.2 | Pulsar 5.0 | setting | remark |
+| --- | --- | --- | --- | --- |
+"""
+_METRICS = """# Metrics
+
+The collectors need the extra `[metrics]`, and those of the admin server the extra `[admin]`. Names that begin with
+`pulsar_` mean the same as in Pulsar and have its labels. [Write a broker](../guides/write-a-broker.md#metrics)
+shows how to register a collector.
+"""
+_COLUMNS = 100
+
+
+class Command(NamedTuple):
+    """A command or a group of commands: its words, beginning with `ackstate`, and its help text."""
+
+    words: str
+    help_text: str
+
+
+def commands() -> list[Command]:
+    """Return all commands that the help lists, each group before its commands."""
+    return list(_below(typer.main.get_command(app), words="ackstate"))
+
+
+def settings_page() -> str:
+    """Return the page of Pulsar's keys."""
+    rows = []
+    for first in (each for each in SETTINGS if each.default):
+        fields = [f"`{each.kind}.{each.field}`" for each in SETTINGS if each.key == first.key and each.field]
+        default_5 = first.default_5 or first.default
+        rows.append(
+            f"| `{first.key}` | {first.default} | {default_5} | {', '.join(fields) or 'none'} | {first.remark} |"
+        )
+    return _SETTINGS + "\n".join(rows) + "\n"
+
+
+def metrics_page() -> str:
+    """Return the page of the metrics of each collector."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        """Answer nothing: only the descriptions are read."""
+
+    registry = CollectorRegistry()
+    requests = RequestCounter(application, registry=registry)
+    publishes = PublishCollector(PublishCounters(cluster="here"))
+    policies = PolicyCollector(PolicyStore(MemoryStore().metadata))
+    described = {each: list(each.describe()) for each in (CursorCollector(), BacklogCollector(), publishes, policies)}
+    page = _METRICS
+    for collector, metrics in {**described, requests: list(registry.collect())}.items():
+        kind = type(collector)
+        page += f"\n## {kind.__name__}\n\n`{kind.__module__}`\n\n| metric | type | description |\n| --- | --- | --- |\n"
+        for each in metrics:
+            name = f"{each.name}_total" if each.type == "counter" else each.name
+            text = " ".join(each.documentation.split()).replace("|", "\\|")
+            page += f"| `{name}` | {each.type} | {text} |\n"
+    return page
+
+
+def commands_page() -> str:
+    """Return the page of commands."""
+    sections = [f"## {each.words}\n\n```text\n{each.help_text}\n```\n" for each in commands()]
+    return "\n".join([_COMMANDS, *sections])
+
+
+def _below(command: Any, *, words: str, parent: Any = None) -> Iterator[Command]:
+    name = words.rpartition(" ")[2]
+    context = typer.Context(command, info_name=name, parent=parent, terminal_width=_COLUMNS, max_content_width=_COLUMNS)
+    yield Command(words, "\n".join(line.rstrip() for line in command.get_help(context).splitlines()).strip())
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _below(each, words=f"{words} {name}", parent=context)
