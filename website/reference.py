@@ -76,7 +76,9 @@ def metrics_page() -> str:
     requests = RequestCounter(application, registry=registry)
     publishes = PublishCollector(PublishCounters(cluster="here"))
     policies = PolicyCollector(PolicyStore(MemoryStore().metadata))
-    described = {each: list(each.describe()) for each in (CursorCollector(), BacklogCollector(), publishes, policies)}
+    described: dict[Any, list[Any]] = {
+        each: list(each.describe()) for each in (CursorCollector(), BacklogCollector(), publishes, policies)
+    }
     page = _METRICS
     for collector, metrics in {**described, requests: list(registry.collect())}.items():
         kind = type(collector)
