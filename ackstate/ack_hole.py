@@ -96,19 +96,24 @@ def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark
 
 def holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> Iterator[AckHole]:
     """Yield every hole, in order of position."""
+    ackable = _Ackable(deleted, ledgers, mark_delete)
+    for ledger_id, unacked in unacked_in_holes(deleted, ledgers, mark_delete):
+        for begin, last in zip(firsts(unacked), lasts(unacked), strict=True):
+            yield ackable.hole(Run(ledger_id, begin, last + 1))
+
+
+def unacked_in_holes(deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> Iterator[tuple[int, BitMap]]:
+    """Yield each ledger with holes, in order, with the unacked entries in them."""
     highest = deleted.last_range()
     if highest is None:
         return
-    ackable = _Ackable(deleted, ledgers, mark_delete)
     for ledger_id in ledgers.ledgers_between(mark_delete[0] - 1, highest[1].ledger_id + 1):
         first = mark_delete[1] + 1 if ledger_id == mark_delete[0] else 0
         end = ledgers.entry_count(ledger_id)
         if ledger_id == highest[1].ledger_id:
             end = min(end, highest[1].entry_id)
-        if first < end:
-            unacked = BitMap(range(first, end)) - deleted.entries(ledger_id)
-            for begin, last in zip(firsts(unacked), lasts(unacked), strict=True):
-                yield ackable.hole(Run(ledger_id, begin, last + 1))
+        if first < end and (unacked := BitMap(range(first, end)) - deleted.entries(ledger_id)):
+            yield ledger_id, unacked
 
 
 def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:

@@ -24,6 +24,7 @@ from ackstate.analysis.cli.crash import crash
 from ackstate.analysis.cli.demo import broker, demo, recover
 from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
+from ackstate.analysis.cli.history import history
 from ackstate.analysis.cli.options import CommandGroup, duration_option, path_argument, usage_error_text
 from ackstate.analysis.cli.pulsar import TrustOption, exporter, record, snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
@@ -162,6 +163,7 @@ app.command("serve", short_help="Serve policies over REST, as a Pulsar broker do
 
 _pulsar = typer.Typer(cls=CommandGroup, help="Redelivery and ack states of real Pulsar brokers.")
 _pulsar.command("snapshot", short_help="Redelivery of live subscriptions if their broker died now.")(snapshot)
+_pulsar.command("history", short_help="Ages of holes, and lost acks, in a live cursor ledger.")(history)
 _pulsar.command("export", short_help="Write the ack states of a topic to a file.")(export)
 _pulsar.command("import", short_help="Apply the acks of such a file.")(import_)
 _pulsar.command("record", short_help="Record a running cluster as a trace, poll by poll.")(record)

@@ -50,7 +50,7 @@ def export(
     from ackstate.analysis.pulsar.ack_state_file import AckStateFile, write_ack_states
     from ackstate.analysis.pulsar.export import exported_cursors
 
-    name = _topic(topic)
+    name = checked_topic(topic)
     with closing(opened_cluster(url)) as cluster:
         cursors = exported_cursors(cluster, name, subscriptions=subscription or [])
     size_bytes = write_ack_states(file, AckStateFile(url, time.time_ns() // 1_000_000, tuple(cursors)))
@@ -102,7 +102,7 @@ def import_(
     chosen = _chosen(
         read_ack_states(file).cursors,
         file=file,
-        topic=None if topic is None else _topic(topic),
+        topic=None if topic is None else checked_topic(topic),
         names=subscription or [],
     )
     if as_subscription == "":
@@ -154,7 +154,8 @@ def _checked(
         return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
 
 
-def _topic(topic: str) -> str:
+def checked_topic(topic: str) -> str:
+    """Return a topic's full name."""
     from ackstate.stores.pulsar import check_topic
 
     try:
