@@ -12,7 +12,9 @@ without a mark of the end of an append: so a crash in an append of several entri
 format each entry is a cursor's whole state, and so any part of them is a valid outcome.
 
 This library has ``/managed-ledgers/TOPIC/SUBSCRIPTION``, with percent-encoded names; Pulsar has
-``/managed-ledgers/TENANT/NAMESPACE/DOMAIN/TOPIC/SUBSCRIPTION``, with the last two names as in a URL's query.
+``/managed-ledgers/TENANT/NAMESPACE/DOMAIN/TOPIC/SUBSCRIPTION``, with the last two names as in a URL's query. A scalable
+topic of Pulsar 5.0, ``topic://``, has its cursors in its segments: ``segment://TENANT/NAMESPACE/TOPIC/SEGMENT`` is
+``TENANT/NAMESPACE/segment/TOPIC/SEGMENT`` there.
 
 Source: ``TopicName.getPersistenceNamingEncoding``, ``MetaStoreImpl.PREFIX``, ``LedgerMetadataUtils``,
 ``ManagedCursorImpl``, ``OwnershipCache``, ``NamespaceBundleFactory``, ``NamespaceEphemeralData`` of Apache Pulsar.
@@ -55,12 +57,13 @@ if TYPE_CHECKING:
     from ackstate.stores.bookkeeper_client import OpenLedger
     from ackstate.stores.zookeeper import ZooKeeperNodes
 
-DOMAIN = "persistent"
-"""The domain of every topic with cursors."""
+DOMAIN, _SEGMENTS = "persistent", "segment"  # the domains of topics with cursors
+_SEGMENT = re.compile(r"(.+)/([0-9a-f]{4}-[0-9a-f]{4}-[0-9]+)", re.DOTALL)  # the local name of a segment
 _SCHEMES = ("pulsar+zk://", "zk:")
 _OPTIONS = ("chroot", "ledgers", "digest", "password_file")
 _OTHERS = {"rocksdb:": "RocksDB", "etcd:": "etcd", "oxia:": "Oxia", "memory:": "the memory of a broker"}
 _OF_PULSAR_1 = "a namespace of Pulsar 1, with a cluster in its name, is not read"
+_NO_SEGMENT = "not the name of a segment, such as 0000-ffff-0"
 _OWNER_PREFIX = "cursor "
 _BROKERS = "/loadbalance/brokers"
 _EXTENSIBLE = "Extensible"
@@ -82,11 +85,6 @@ class PulsarUrl(NamedTuple):
     ledgers: str = "/ledgers"  # BookKeeper's node, below `chroot`
     digest: str = ""  # the brokers' ``managedLedgerDigestType``; empty for the default
     password_file: str = ""  # a file with the brokers' ``managedLedgerPassword``; empty for none
-
-    @property
-    def topic(self) -> str | None:
-        """The topic, if the URL names one."""
-        return f"persistent://{self.within}" if self.within.count("/") > 1 else None
 
 
 def parse_pulsar_url(url: str) -> PulsarUrl:
@@ -138,15 +136,20 @@ def check_topic(topic: str) -> str:
 
 def _parts(topic: str) -> TopicName:
     parts = parse_topic(topic)
-    if parts is None or parts.domain != DOMAIN:
-        raise ValueError(f"topic must be {DOMAIN}://TENANT/NAMESPACE/TOPIC, got {topic!r}")
+    is_segment = parts is not None and parts.domain == _SEGMENTS and _SEGMENT.fullmatch(parts.local)
+    if parts is None or not (parts.domain == DOMAIN or is_segment):
+        raise ValueError(
+            f"topic must be {DOMAIN}://TENANT/NAMESPACE/TOPIC, or a segment of a scalable topic,"
+            f" {_SEGMENTS}://TENANT/NAMESPACE/TOPIC/0000-ffff-0, got {topic!r}"
+        )
     return parts
 
 
 def managed_ledger_name(topic: str) -> str:
     """Return Pulsar's name of a topic's message log, as in the custom metadata of its ledgers."""
     parts = _parts(topic)
-    return f"{parts.namespace}/{parts.domain}/{persistence_name(parts.local)}"
+    local, *segment = _SEGMENT.fullmatch(parts.local).groups() if parts.domain == _SEGMENTS else (parts.local,)
+    return "/".join([parts.namespace, parts.domain, persistence_name(local), *segment])
 
 
 def decoded(name: str) -> str:
@@ -235,15 +238,15 @@ class CursorLedgers:
 
 def cursor_metadata(owner: str) -> dict[str, bytes] | None:
     """Return the custom metadata of the ledgers of a cursor; None if the owner is not a cursor."""
-    path = pulsar_path(owner.removeprefix(_OWNER_PREFIX)) if owner.startswith(_OWNER_PREFIX) else None
-    names = path.split("/") if path else []
-    if len(names) != 7:
+    path = _record_path(owner.removeprefix(_OWNER_PREFIX)) if owner.startswith(_OWNER_PREFIX) else None
+    if path is None:
         return None
+    ledger, _, cursor = path.removeprefix(f"{ROOT}/").rpartition("/")
     return {
         "application": b"pulsar",
         "component": b"managed-ledger",
-        "pulsar/managed-ledger": "/".join(names[2:6]).encode(),
-        "pulsar/cursor": names[6].encode(),
+        "pulsar/managed-ledger": ledger.encode(),
+        "pulsar/cursor": cursor.encode(),
     }
 
 
@@ -306,10 +309,18 @@ class PulsarMetadata(MetadataStore):
         for tenant in tenants:
             for namespace in self._within[1:2] or self._nodes.children(f"{ROOT}/{tenant}"):
                 within = f"{tenant}/{namespace}"
-                for other in {*self._nodes.children(f"{ROOT}/{within}")} - {DOMAIN}:
+                for other in {*self._nodes.children(f"{ROOT}/{within}")} - {DOMAIN, _SEGMENTS}:
                     self.unread[f"{ROOT}/{within}/{other}"] = _OF_PULSAR_1
                 names = self._decoded(f"{ROOT}/{within}/{DOMAIN}")
                 yield from (f"{DOMAIN}://{within}/{name}" for name in names if self._within[2:] in ([], [name]))
+                path = f"{ROOT}/{within}/{_SEGMENTS}"
+                for name in self._decoded(path):
+                    segments = self._nodes.children(f"{path}/{persistence_name(name)}")
+                    for each in segments if self._within[2:] in ([], [name]) else ():
+                        if _SEGMENT.fullmatch(f"{name}/{each}"):
+                            yield f"{_SEGMENTS}://{within}/{name}/{each}"
+                        else:
+                            self.unread[f"{path}/{persistence_name(name)}/{each}"] = _NO_SEGMENT
 
     def _decoded(self, path: str) -> Iterator[str]:
         for name in self._nodes.children(path):

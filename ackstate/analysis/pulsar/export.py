@@ -11,9 +11,9 @@ from ackstate.cursor.recovery import Recovery
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.position import Position
 from ackstate.stores.base import LedgerNotFoundError
-from ackstate.stores.pulsar import DOMAIN
+from ackstate.stores.pulsar import managed_ledger_name
 from ackstate.topic.subscriptions import subscription_name, subscription_paths
-from ackstate.topic_name import ROOT, parse_topic, persistence_name
+from ackstate.topic_name import ROOT
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ def exported_cursors(cluster: PulsarLayout, topic: str, *, subscriptions: Sequen
 
 def topics_of(cluster: PulsarLayout, topic: str) -> list[str]:
     """Return a topic, or its partitions."""
-    parts = parse_topic(topic)
-    assert parts is not None
-    names = cluster.nodes.children(f"{ROOT}/{parts.namespace}/{DOMAIN}")
-    stored = persistence_name(parts.local)
+    path, _, stored = f"{ROOT}/{managed_ledger_name(topic)}".rpartition("/")
+    names = cluster.nodes.children(path)
     if stored in names:
         return [topic]
     prefix = f"{stored}-partition-"

@@ -14,6 +14,7 @@ from ackstate.stores.base import StoreError, VersionMismatchError
 from ackstate.stores.pulsar import (
     TopicOwnedError,
     check_topic,
+    cursor_metadata,
     decoded,
     find_owner,
     hold_topic,
@@ -21,6 +22,7 @@ from ackstate.stores.pulsar import (
     managed_ledger_name,
     parse_pulsar_url,
     pulsar_path,
+    quoted,
     topic_hash,
 )
 from ackstate.wire.pulsar import Compression, decode_cursor_info
@@ -48,14 +50,25 @@ def test_names_are_those_of_a_broker():
     for damaged in ("", "%ff", "a b", "%zz", "~"):
         with pytest.raises(CorruptStateError):
             decoded(damaged)
-    for other in ("orders", "non-persistent://a/b/c", "persistent://a/b"):
+    segment = "segment://a/b/x y/z/8000-ffff-12"
+    assert managed_ledger_name(segment) == "a/b/segment/x+y%2Fz/8000-ffff-12"
+    assert cursor_metadata(f"cursor /managed-ledgers/{quoted(segment)}/s")["pulsar/cursor"] == b"s"
+    assert cursor_metadata(f"cursor /managed-ledgers/{quoted(segment)}") is None
+    others = (
+        "orders",
+        "non-persistent://a/b/c",
+        "persistent://a/b",
+        "topic://a/b/c",
+        "segment://a/b/c",
+        f"{segment}/s",
+    )
+    for other in others:
         with pytest.raises(ValueError, match="persistent://TENANT/NAMESPACE/TOPIC"):
             managed_ledger_name(other)
 
 
 def test_urls_name_the_metadata_store():
     assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d")[:3] == ("h:1,i:2", "a/b/c/d", "")
-    assert parse_pulsar_url("pulsar+zk://h:1,i:2/a/b/c/d").topic == "persistent://a/b/c/d"
     assert parse_pulsar_url("zk:h:1")[:3] == ("h:1", "", "")
     # As in a broker's metadataStoreUrl.
     assert parse_pulsar_url("zk:h:1,i:2/p/q/r")[:3] == ("h:1,i:2", "", "/p/q/r")
@@ -63,7 +76,6 @@ def test_urls_name_the_metadata_store():
         "h:1", "a/b/c?d", "/p", "/l", "MAC", "f",
     )  # fmt: skip
     assert parse_pulsar_url("pulsar+zk://h:1/a/b/c?d").within == "a/b/c?d"
-    assert parse_pulsar_url("zk:h:1").topic is None
     for url, words in {
         "etcd:h:1": "metadata in etcd is not supported",
         "pulsar+oxia://h:1": "metadata in Oxia is not supported",
@@ -129,6 +141,23 @@ def test_only_the_cursors_within_a_url_are_listed(nodes):
     }.items():
         names = find_cursors(layout_of(nodes, within))
         assert sorted(each.topic for each in names) == [f"persistent://{name}" for name in expected]
+
+
+def test_the_segments_of_a_scalable_topic_are_topics(nodes):
+    nodes.set("/managed-ledgers/acme/x/segment/a%2Fb/0000-ffff-0", TOPIC_RECORD)
+    for topic in ("acme/x/segment/a%2Fb/0000-ffff-0", "acme/x/segment/other/0000-7fff-1", "acme/x/segment/a%2Fb/odd"):
+        nodes.set(f"/managed-ledgers/{topic}/s", CURSOR_RECORD)
+    segment = "segment://acme/x/a/b/0000-ffff-0"
+    for within, expected in {"": 2, "acme/x": 2, "acme/x/a/b": 1, "acme/x/b": 0}.items():
+        store = layout_of(nodes, within)
+        names = find_cursors(store)
+        odd = "/managed-ledgers/acme/x/segment/a%2Fb/odd"
+        assert (len(names), [*store.metadata.unread]) == (expected, [odd] * (within != "acme/x/b"))
+        assert [each.topic for each in names[:1]] == [segment][:expected]
+    store = layout_of(nodes)
+    (cursor, _) = find_cursors(store)
+    assert inspect_cursor(store, cursor).log_end == Position(0, -1)
+    assert topics_of(store, segment) == [segment]
 
 
 def test_a_name_that_pulsar_does_not_write_hides_no_other(nodes):

@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_named():
     with pytest.raises(AckStateError, match="has no topic"):
         cursor_history(cluster, f"{TOPIC}1", "s", top=1)
     cluster.nodes.set(f"{NODE}2-partition-0", b"")
-    with pytest.raises(AckStateError, match="has partitions: name one of them, such as .*t12-partition-0"):
+    with pytest.raises(AckStateError, match=r"has partitions: name one of them, such as .*t12-partition-0"):
         cursor_history(cluster, f"{TOPIC}2", "s", top=1)
     (ledger_id,) = cluster.ledgers.owned_by("cursor of a broker")
     cluster.ledgers.delete(ledger_id)
