@@ -1,7 +1,11 @@
 package org.apache.bookkeeper.client;
 
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import org.apache.bookkeeper.client.api.OpenBuilder;
+import org.apache.bookkeeper.client.api.ReadHandle;
 import org.apache.bookkeeper.client.impl.LedgerEntryImpl;
+import org.apache.bookkeeper.client.impl.OpenBuilderBase;
 import org.apache.bookkeeper.common.util.OrderedExecutor;
 
 /** The BookKeeper in memory of Pulsar's tests without its delays, so that only the cursor's own work is timed. */
@@ -32,12 +36,28 @@ public final class InstantBookKeeper extends PulsarMockBookKeeper {
         return 0;
     }
 
+    /** Open the handle itself: 5.0.1 needs that class, which the one of the tests of 5.0.0-M1 has not. */
+    @Override
+    public OpenBuilder newOpenLedgerOp() {
+        return new OpenBuilderBase() {
+            @Override
+            public CompletableFuture<ReadHandle> execute() {
+                return CompletableFuture.completedFuture(ledgers.get(ledgerId));
+            }
+        };
+    }
+
     /** Create and close a ledger of one entry with an id of the caller's choice. */
     public void createLedgerOfOneEntry(long ledgerId, byte[] password) throws Exception {
         sequence.set(ledgerId);
         LedgerHandle handle = createLedger(DigestType.CRC32C, password);
         handle.addEntry(new byte[1]);
         handle.close();
+    }
+
+    /** Return the handle that writes a ledger. */
+    public LedgerHandle handle(long ledgerId) {
+        return ledgers.get(ledgerId);
     }
 
     /** Return the number of entries. */

@@ -3,6 +3,8 @@ package org.apache.bookkeeper.mledger.impl;
 import ackstate.Answer;
 import ackstate.Command;
 import ackstate.Main;
+import java.lang.reflect.Constructor;
+import java.util.Arrays;
 import org.apache.bookkeeper.mledger.Position;
 import org.apache.bookkeeper.mledger.PositionFactory;
 import org.apache.pulsar.common.util.collections.LongPairRangeSet;
@@ -20,7 +22,7 @@ public final class RangeSets {
         long[] lookedUp = command.numbers("lookups");
         int adds = added.length / 2 - COUNTS;
         System.gc();
-        RangeSetWrapper<Position> ranges = empty();
+        LongPairRangeSet<Position> ranges = empty();
         long begun = System.nanoTime();
         add(ranges, added, 0, adds);
         long filled = System.nanoTime();
@@ -46,21 +48,36 @@ public final class RangeSets {
         Object[] copies = new Object[command.integer("copies")];
         long before = Main.heapBytes();
         for (int i = 0; i < copies.length; i++) {
-            RangeSetWrapper<Position> ranges = empty();
+            LongPairRangeSet<Position> ranges = empty();
             add(ranges, added, 0, added.length / 2);
             copies[i] = ranges;
         }
         long bytes = Main.heapBytes() - before;
         return new Answer().number("bytes", bytes / copies.length)
-                .number("ranges", ((RangeSetWrapper<?>) copies[0]).size());
+                .number("ranges", ((LongPairRangeSet<?>) copies[0]).size());
     }
 
-    private static RangeSetWrapper<Position> empty() {
-        return new RangeSetWrapper<>(PositionFactory::create,
-                position -> new LongPairRangeSet.LongPair(position.getLedgerId(), position.getEntryId()), true, false);
+    /** Return an empty set of the class that cursors have: up to 5.0.0-M1 a wrapper, then one of its own. */
+    @SuppressWarnings("unchecked")
+    static LongPairRangeSet<Position> empty() {
+        LongPairRangeSet.LongPairConsumer<Position> toPosition = PositionFactory::create;
+        LongPairRangeSet.RangeBoundConsumer<Position> toPair =
+                position -> new LongPairRangeSet.LongPair(position.getLedgerId(), position.getEntryId());
+        try {
+            Constructor<?>[] all = ManagedCursorImpl.class.getDeclaredField("individualDeletedMessages").getType()
+                    .getDeclaredConstructors();
+            Constructor<?> make = Arrays.stream(all)
+                    .filter(each -> each.getParameterTypes()[each.getParameterCount() - 1] == boolean.class)
+                    .findFirst().orElseThrow();
+            make.setAccessible(true);
+            return (LongPairRangeSet<Position>) (make.getParameterCount() == 2 ? make.newInstance(toPosition, false)
+                    : make.newInstance(toPosition, toPair, true, false));
+        } catch (ReflectiveOperationException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
-    private static void add(RangeSetWrapper<Position> ranges, long[] file, int first, int end) {
+    private static void add(LongPairRangeSet<Position> ranges, long[] file, int first, int end) {
         for (int i = 2 * first; i < 2 * end; i += 2) {
             ranges.addOpenClosed(file[i], file[i + 1] - 1, file[i], file[i + 1]);
         }
