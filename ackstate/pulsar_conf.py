@@ -2,7 +2,7 @@
 
 A missing or blank value is unset, as in Pulsar. Every error names the key.
 
-Source: ``ServiceConfiguration`` of Apache Pulsar 4.2.4 and 5.0.0; ``java.util.Properties`` for the text of a file.
+Source: ``ServiceConfiguration`` of Apache Pulsar 4.2.4 and 5.0.1; ``java.util.Properties`` for the text of a file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Setting(NamedTuple):
     field: str  # the field; empty for a key without effect
     read: Callable[[Mapping[str, str], str], Any]  # of the properties and the key; None sets nothing
     default: str = ""  # Pulsar's default in 4.2, in the first row of a key; "none" for a key that no release reads
-    default_5: str = ""  # the default in 5.0, if it is another one
+    default_5: str = ""  # the default in 5.0, if it is another one; "none" if 5.0 does not read the key
     remark: str = ""  # a deviation or condition
 
 
@@ -249,6 +249,9 @@ def _one_of(*names: str) -> Callable[[Mapping[str, str], str], str | None]:
 
 _NO_RELEASE = "From Pulsar's issue 19966; no release of Pulsar reads it."
 _UNNEEDED = "From PIP-448. Read and checked, without effect: the shared index holds nothing that must be pruned."
+_JITTER = (
+    "Pulsar 5.0.1 takes up to 5 % off the entries of a cursor ledger, and adds up to 5 % to its time; we do neither."
+)
 _CURSOR, _GATE, _BROKER = "CursorConfig", "GateLimits", "BrokerLimit"
 _DELAY, _POLICY = "DelayConfig", "BrokerDelayedDelivery"
 _ANY_LONG = _whole(LONG_MIN, LONG_MAX)
@@ -261,14 +264,15 @@ SETTINGS = (
     Setting(METADATA_RANGES, _CURSOR, "metadata_range_count_max", _whole(0), "1,000", "200,000"),
     Setting(METADATA_RANGES_ALIAS, _CURSOR, "metadata_range_count_max", _if_above_zero, "-1",
             remark="The older name of the key above; above 0 it takes precedence."),
-    Setting(LEDGER_ENTRIES, _CURSOR, "ledger_entry_count_max", _whole(1), "50,000"),
-    Setting(ROLLOVER_SECONDS, _CURSOR, "ledger_rollover_ms", _milliseconds(0), "14,400"),
+    Setting(LEDGER_ENTRIES, _CURSOR, "ledger_entry_count_max", _whole(1), "50,000", remark=_JITTER),
+    Setting(ROLLOVER_SECONDS, _CURSOR, "ledger_rollover_ms", _milliseconds(0), "14,400", remark=_JITTER),
     Setting(MARK_DELETE_RATE, _CURSOR, "mark_delete_rate_limit", number, "1.0",
             remark="At 0 or below, each tick writes. If only one of this and the next key is given, the other one has "
                    "Pulsar's default."),
     Setting(FLUSH_SECONDS, _CURSOR, "flush_interval_ms", _milliseconds(1), "60"),
     Setting(AS_WORDS, _CURSOR, "range_form", flag, "true"),
-    Setting(RANGES_CACHE, _CURSOR, "range_form", flag, "true", remark="If false, a list of ranges is written."),
+    Setting(RANGES_CACHE, _CURSOR, "range_form", flag, "true", "none",
+            "If false, a list of ranges is written. Pulsar 5.0 does not read it."),
     Setting(COMPRESSION, _CURSOR, "compression", _one_of("NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"), "NONE", "LZ4"),
     Setting(COMPRESSION_BYTES, _CURSOR, "compression_bytes_min", _whole(0), "16,384"),
     Setting(BATCH_INDEX_ACKS, _CURSOR, "batch_index_acks", flag, "true"),

@@ -87,8 +87,8 @@ def _text(found: CursorHistory, top: int) -> Iterator[Table | str]:
         yield f"the state is {where}: it has no history"
         return
     shown = {each.record: each for each in (found.first, *found.changes, found.last) if each is not None}
-    yield f"cursor ledger {found.cursor_ledger_id}, {counted(found.record_count, 'record')}: the first, the last, and"
-    yield "those that lost most acks, or acked most entries:"
+    count = counted(found.record_count, "record")
+    yield f"cursor ledger {found.cursor_ledger_id}, {count}: the first, the last, and those that lost or acked most:"
     yield _records_table(shown)
     acked, lost = counted(found.acked, "entry", "entries"), counted(found.lost, "acked entry", "acked entries")
     yield f"all records: {acked} acked, {lost} lost in {counted(found.losses, 'record')}"

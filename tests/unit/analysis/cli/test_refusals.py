@@ -129,6 +129,7 @@ REFUSED = [
     ("pulsar export pulsar+rocksdb:/x t new", "metadata in RocksDB is not supported"),
     ("pulsar export pulsar+zk:// t new", "expected pulsar+zk://HOST:PORT"),
     ("pulsar export pulsar+zk://h:1 non-persistent://a/b/c new", "topic must be persistent://"),
+    ("pulsar history pulsar+zk://h:1 topic://a/b/c s", "or a segment of a scalable topic, segment://"),
     ("pulsar import none pulsar://127.0.0.1:1", "No such file"),
     (f"pulsar import {GOLDEN} pulsar+zk://h:1", "not a URL of the form pulsar://HOST:PORT"),
     (f"pulsar import {GOLDEN} pulsar://127.0.0.1:1 --subscription x", "has no such cursor; its"),
