@@ -24,12 +24,11 @@ from ackstate.analysis.cli.crash import crash
 from ackstate.analysis.cli.demo import broker, demo, recover
 from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
-from ackstate.analysis.cli.history import history
 from ackstate.analysis.cli.options import CommandGroup, duration_option, path_argument, usage_error_text
 from ackstate.analysis.cli.pulsar import TrustOption, exporter, record, snapshot
 from ackstate.analysis.cli.pulsar_transfer import export, import_
 from ackstate.analysis.cli.serve import serve
-from ackstate.analysis.cli.store import fsck, inspect
+from ackstate.analysis.cli.store import fsck, history, inspect
 from ackstate.analysis.durations import Duration
 from ackstate.errors import AckStateError
 

@@ -14,7 +14,7 @@ from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, path_argument
 from ackstate.analysis.cli.pulsar import TrustOption, check_extra
-from ackstate.analysis.cli.store import opened_cluster
+from ackstate.analysis.cli.store import checked_topic, opened_cluster
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import counted
@@ -152,16 +152,6 @@ def _checked(
 
     with PulsarAdmin(server) as admin:
         return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
-
-
-def checked_topic(topic: str) -> str:
-    """Return a topic's full name."""
-    from ackstate.stores.pulsar import check_topic
-
-    try:
-        return check_topic(topic)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _chosen(

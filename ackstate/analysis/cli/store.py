@@ -1,4 +1,4 @@
-"""`ackstate fsck` and `ackstate inspect`, and what opens stores for them and `explain`. None changes a byte of a store.
+"""`ackstate fsck`, `inspect` and `pulsar history`, and what opens stores for them and `explain`. None changes a byte.
 
 A store on a disk is copied, and the copy is read. From a cluster of BookKeeper or Pulsar it only reads.
 Others may keep writing meanwhile. `docs/json-output.md` describes the JSON.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from ackstate.analysis.pulsar.history import CursorHistory
     from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges, Run
     from ackstate.inspect import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 _BOOKKEEPER = "bookkeeper://"
 _DATABASE = "ackstate.sqlite3"
 _SHOWN = 20  # ranges and batches, without --all-ranges
+_HISTORY_LIMITS = (
+    "Records have no times. The next owner of the topic deletes them: they begin at the last load of the topic, or at"
+    " the last rollover or failed write of the cursor ledger."
+)
 
 StoreArgument: TypeAlias = Annotated[
     str,
@@ -87,6 +92,16 @@ def opened_cluster(url: str) -> PulsarLayout:
         return open_cluster(url, only_reads=True)
     except ValueError as error:
         raise typer.BadParameter(f"{url}: {error}") from error
+
+
+def checked_topic(topic: str) -> str:
+    """Return a topic's full name."""
+    from ackstate.stores.pulsar import check_topic
+
+    try:
+        return check_topic(topic)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _copied(store: str, copy_bytes_max: int | None) -> Store:
@@ -377,3 +392,64 @@ def _ranges_text(deleted: DeletedRanges, shown: int | None) -> str:
     left = 0 if shown is None else deleted.range_count - shown
     more = f" and {left:,} more (--all-ranges)" if left > 0 else ""
     return f"[{','.join(map(text, islice(deleted.runs(), shown)))}]{more}"
+
+
+def history(
+    url: Annotated[str, typer.Argument(metavar="URL", help="pulsar+zk://HOST:PORT[,HOST:PORT], a live cluster.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="persistent://TENANT/NAMESPACE/TOPIC.")],
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")],
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Show N changes, and the N oldest ages of holes.")] = 10,
+    json: JsonOption = False,
+) -> None:
+    """Show since which record of the cursor ledger each hole exists, and which records lost acks.
+
+    Reads every record of the live ledger, each a whole state, and changes
+    nothing. Records have no times, and begin at the last load of the topic, or
+    at the last rollover or failed write of the cursor ledger.
+
+    Exit status: 0, 2 if the cluster or the cursor cannot be read.
+    """
+    from ackstate.analysis.pulsar.history import cursor_history
+
+    name = checked_topic(topic)
+    with closing(opened_cluster(url)) as cluster:
+        found = cursor_history(cluster, name, subscription, top=top)
+    if json:
+        hole_count = sum(each.hole_count for each in found.holes)
+        found.holes = found.holes[:top]
+        console.write_json(asdict(found) | {"hole_count": hole_count})
+    else:
+        console.show(*_history(found, top))
+
+
+def _history(found: CursorHistory, top: int) -> Iterator[Table | str]:
+    from ackstate.analysis.pulsar.history import LOSSES
+
+    yield f"{found.topic}, {found.subscription}"
+    if found.last is None:
+        where = "in the metadata store" if found.cursor_ledger_id is None else "not written yet"
+        yield f"the state is {where}: it has no history"
+        return
+    count = counted(found.record_count, "record")
+    yield f"cursor ledger {found.cursor_ledger_id}, {count}: the first, the last, and those that lost or acked most:"
+    table = new_table("record", "bytes", "mark-delete", "ranges", "entries", "batches", "acked", "lost", "why")
+    shown = {each.record: each for each in (found.first, *found.changes, found.last) if each is not None}
+    for _, each in sorted(shown.items()):
+        size, *counts = (
+            f"{n:,}" for n in (each.size_bytes, each.range_count, each.entry_count, each.batch_count, each.acked)
+        )
+        batches = f" and of {counted(each.batches_lost, 'batch', 'batches')}" * bool(each.batches_lost)
+        table.add_row(f"{each.record:,}", size, each.mark_delete, *counts, f"{each.lost:,}{batches}", each.why)
+    yield table
+    acked, lost = counted(found.acked, "entry", "entries"), counted(found.lost, "acked entry", "acked entries")
+    yield f"all records: {acked} acked, {lost} lost in {counted(found.losses, 'record')}"
+    yield from (f"{why}: {LOSSES[why]}" for why in sorted({each.why for each in shown.values()} - {""}))
+    yield ""
+    yield f"{counted(sum(each.hole_count for each in found.holes), 'hole')}, by the record since which they exist:"
+    table = new_table("since record", "holes", "lowest")
+    for age in found.holes[:top]:
+        table.add_row(f"{age.since_record:,}" if age.since_record else "0 or before", f"{age.hole_count:,}", age.first)
+    yield table
+    if left := sum(age.hole_count for age in found.holes[top:]):
+        yield f"and {left:,} more, since later records"
+    yield _HISTORY_LIMITS

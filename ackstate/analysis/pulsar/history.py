@@ -9,9 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import nlargest
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 from pyroaring import BitMap
 
@@ -36,41 +35,36 @@ _BYTES_AT_ONCE = 8 * 1024 * 1024
 _ENTRIES_AT_ONCE = 100
 
 
-class Loss(StrEnum):
-    """Why acks of the record before are missing in a record, as far as the two show it."""
-
-    RESET = "reset"
-    """The mark-delete position went back, or had just done so: a seek."""
-
-    CUT = "cut"
-    """All were above those that this record has: a limit on ranges or batches, or a seek forward."""
-
-    LOAD = "load"
-    """Some were below acks that this record has: its owner had loaded an older state."""
-
-
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
     """One record, and its difference from the record before. Entries of trimmed ledgers are not counted."""
 
     record: int  # the entry of the cursor ledger, from 0
     size_bytes: int
-    mark_delete: Position  # inclusive
+    mark_delete: str  # inclusive
     range_count: int
     entry_count: int  # individually acked entries
     batch_count: int  # partly acked batches
     acked: int = 0  # entries that the record before had not acked; 0 in the first record
     lost: int = 0  # entries that the record before had acked, and this one has not
     batches_lost: int = 0  # batches of which the record before had messages acked that this one has not
-    why: Loss | None = None  # None if nothing is lost
+    why: str = ""  # of a loss, a key of `LOSSES`
 
 
-class HoleAge(NamedTuple):
+LOSSES = {
+    "reset": "the mark-delete position went back, as by a seek",
+    "cut": "the highest acks are missing, as by a limit on ranges or batches, or a seek forward",
+    "load": "acks among others are missing, as if the owner had loaded an older state",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HoleAge:
     """The present holes whose first entry has been in a hole since the same record."""
 
     since_record: int  # 0 if it may be older
     hole_count: int
-    first: Position  # the first entry of the lowest
+    first: str  # the first entry of the lowest
 
 
 @dataclass(slots=True)
@@ -117,8 +111,10 @@ def cursor_history(cluster: PulsarLayout, topic: str, subscription: str, *, top:
         log = cluster.find_message_log(topic)  # after the last record: no record is beyond its end
         if log is None:
             raise AckStateError(f"{topic} was deleted meanwhile")
-        walk = _Walk(log.ledgers)
-        history.changes = nlargest(top, _told(history, walk, cluster, ledger_id, count), key=_size)
+        walk = _Walk(history, log.ledgers)
+        records = (walk.follow(*each) for each in enumerate(_entries(cluster, ledger_id, count)))
+        changed = (each for each in records if each.acked or each.why)
+        history.changes = nlargest(top, changed, key=lambda each: (each.lost + each.batches_lost, each.acked))
     except LedgerNotFoundError as error:
         raise AckStateError(f"cursor ledger {ledger_id} is gone, its owner has begun another: try again") from error
     history.changes.sort(key=lambda each: each.record)
@@ -126,35 +122,21 @@ def cursor_history(cluster: PulsarLayout, topic: str, subscription: str, *, top:
     return history
 
 
-def _size(record: HistoryRecord) -> tuple[int, int, int]:
-    return record.lost + record.batches_lost, record.acked, -record.record
-
-
-def _told(
-    history: CursorHistory, walk: _Walk, cluster: PulsarLayout, ledger_id: int, count: int
-) -> Iterator[HistoryRecord]:
-    """Yield each record but the first that differs from the one before, and add all to the history."""
+def _entries(cluster: PulsarLayout, ledger_id: int, count: int) -> Iterator[bytes]:
     number, size_bytes = 0, _BYTES_AT_ONCE
     while number < count:
         end = min(count, number + max(1, min(_ENTRIES_AT_ONCE, _BYTES_AT_ONCE // size_bytes)))
-        for entry in cluster.ledgers.read(ledger_id, number, end):
-            size_bytes = max(1, len(entry))
-            record = walk.follow(number, entry, f"record {number} of cursor ledger {ledger_id}")
-            history.first, history.last = history.first or record, record
-            history.record_count += 1
-            history.acked += record.acked
-            history.lost += record.lost
-            history.losses += record.why is not None
-            if record.acked or record.why:
-                yield record
-            number += 1
+        entries = cluster.ledgers.read(ledger_id, number, end)
+        yield from entries
+        number, size_bytes = end, max(1, *map(len, entries))
 
 
 @final
 class _Walk:
     """The states of a cursor, one after the other."""
 
-    def __init__(self, ledgers: LedgerMap) -> None:
+    def __init__(self, history: CursorHistory, ledgers: LedgerMap) -> None:
+        self._history = history
         self._ledgers = ledgers
         self._state: PositionInfo | None = None
         self._was_reset = False  # whether the mark-delete position of the last state went back
@@ -164,46 +146,40 @@ class _Walk:
         # Record -> entries below an acked one that it lost, each in its latest record only.
         self._lost: dict[int, DeletedRanges] = {}
 
-    def follow(self, number: int, entry: bytes, what: str) -> HistoryRecord:
-        """Take the next state."""
+    def follow(self, number: int, entry: bytes) -> HistoryRecord:
+        """Add the next state to the history."""
+        history = self._history
         try:
             state = decode_position_info(entry, self._ledgers)
         except CorruptStateError as error:
+            what = f"record {number} of cursor ledger {history.cursor_ledger_id}"
             raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
         state.deleted.remove_at_most(state.position)
         before, self._state = self._state or state, state
-        lost, acked = _missing(before, state, self._ledgers), len(_missing(state, before, self._ledgers))
-        batches = _batches_lost(before, state)
+        lost, batches = _missing(before, state, self._ledgers), _batches_lost(before, state)
         highest = max((state.position, *(state.deleted.last_range() or ())[1:]))
-        why = None
+        why = ""
         if lost or batches:
             # All at or below this are kept: entries if some are lost, else batches. A range's lower end is below it.
-            kept = highest if lost else max(state.batch, default=state.position)
-            lowest = lost.span()[0] if lost else batches[0]
-            why = Loss.CUT if lowest >= kept else Loss.LOAD
+            span, kept = lost.span(), max(state.batch, default=state.position)
+            why = "cut" if (span[0] >= highest if span else batches[0] >= kept) else "load"
             # The record of a seek still has the ranges from before it; the next one has not.
-            why = Loss.RESET if self._was_reset or state.position < before.position else why
+            why = "reset" if self._was_reset or state.position < before.position else why
         self._was_reset = state.position < before.position
         record = HistoryRecord(
-            number, len(entry), state.position, state.deleted.range_count, len(state.deleted), len(state.batch),
-            acked, len(lost), len(batches), why,
+            number, len(entry), str(state.position), state.deleted.range_count, len(state.deleted), len(state.batch),
+            len(_missing(state, before, self._ledgers)), len(lost), len(batches), why,
         )  # fmt: skip
-        self._pass(number, highest, lost)
-        return record
-
-    def _pass(self, number: int, highest: Position, lost: DeletedRanges) -> None:
+        history.first, history.last, history.record_count = history.first or record, record, number + 1
+        history.acked, history.lost = history.acked + record.acked, history.lost + record.lost
+        history.losses += bool(why)
         at = bisect_left(self._highs, highest)
-        if at < len(self._highs):
-            self._highs[at:], self._since[at + 1 :] = [highest], []
-        else:
-            self._highs.append(highest)
-            self._since.append(number)
-        if lost := lost.take_at_most(highest):
-            for record, entries in list(self._lost.items()):
-                entries.difference_update(lost)
-                if not entries:
-                    del self._lost[record]
-            self._lost[number] = lost
+        self._highs[at:], self._since[at:] = [highest], self._since[at : at + 1] or [number]
+        if again := lost.take_at_most(highest):
+            for entries in self._lost.values():
+                entries.difference_update(again)
+            self._lost = {each: entries for each, entries in self._lost.items() if entries} | {number: again}
+        return record
 
     def holes(self) -> list[HoleAge]:
         """Return the holes of the last state, the oldest first."""
@@ -212,15 +188,13 @@ class _Walk:
         state = self._state
         for ledger_id, unacked in unacked_in_holes(state.deleted, self._ledgers, state.position) if state else ():
             starts = firsts(unacked)
-            lost_in = {
-                entry: record for record, lost in self._lost.items() for entry in lost.entries(ledger_id) & starts
-            }
+            lost_in = {each: number for number, lost in self._lost.items() for each in lost.entries(ledger_id) & starts}
             for entry in starts:
                 position = Position(ledger_id, entry)
                 since = max(self._since[bisect_right(self._highs, position)], lost_in.get(entry, 0))
                 counts[since] += 1
                 lowest.setdefault(since, position)
-        return [HoleAge(since, counts[since], lowest[since]) for since in sorted(counts)]
+        return [HoleAge(since, counts[since], str(lowest[since])) for since in sorted(counts)]
 
 
 def _missing(acked: PositionInfo, state: PositionInfo, ledgers: LedgerMap) -> DeletedRanges:

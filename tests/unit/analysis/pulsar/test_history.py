@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position
-from ackstate.analysis.pulsar.history import cursor_history
+from ackstate.analysis.pulsar.history import HoleAge, cursor_history
 from ackstate.ledger_map import LedgerMap
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
 from command_line import run
@@ -86,7 +86,7 @@ def test_what_is_acked_and_lost_and_since_when_holes_exist_are_those_of_plain_se
     ages = {}
     for each in starts:
         ages.setdefault(since[each], []).append(each)
-    assert history.holes == [(number, len(ages[number]), ages[number][0]) for number in sorted(ages)]
+    assert history.holes == [HoleAge(number, len(ages[number]), str(ages[number][0])) for number in sorted(ages)]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_state_in_the_metadata_store_and_an_empty_ledger_have_no_history(capsy
     nodes = new_nodes()
     nodes.set(f"{NODE}/s", b"\x08" + b"\xff" * 9 + b"\x01" + CURSOR_RECORD[2:])
     for cluster, text in ((layout_of(nodes), "in the metadata store"), (cluster_of(), "not written yet")):
-        monkeypatch.setattr("ackstate.analysis.cli.history.opened_cluster", lambda _, cluster=cluster: cluster)
+        monkeypatch.setattr("ackstate.analysis.cli.store.opened_cluster", lambda _, cluster=cluster: cluster)
         outcome = run(capsys, "pulsar", "history", "pulsar+zk://h:1", TOPIC, "s")
         assert (outcome.status, outcome.out) == (0, f"{TOPIC}, s\nthe state is {text}: it has no history\n")
 
@@ -158,7 +158,7 @@ def test_the_command_shows_the_oldest_holes_and_its_limits(capsys, monkeypatch):
         entry_of((3, 0), [(3, 2), (5, 1)], [((5, 3), [6])]),
         entry_of((3, 0), [(3, 2), (5, 1), (5, 4)]),
     ]
-    monkeypatch.setattr("ackstate.analysis.cli.history.opened_cluster", lambda _: cluster_of(*entries))
+    monkeypatch.setattr("ackstate.analysis.cli.store.opened_cluster", lambda _: cluster_of(*entries))
     words = ("pulsar", "history", "pulsar+zk://h:1", "t1", "s")
     answer = json.loads(run(capsys, *words, "--json").out)
     document = (Path(__file__).parents[4] / "docs" / "json-output.md").read_text(encoding="utf-8")
@@ -166,7 +166,7 @@ def test_the_command_shows_the_oldest_holes_and_its_limits(capsys, monkeypatch):
     assert {key for key in {*answer, *answer["last"], *answer["holes"][0]} if f"`{key}`" not in section} == set()
     assert (answer["acked"], answer["lost"], answer["losses"], answer["hole_count"]) == (3, 1, 2, 4)
     assert [(each["record"], each["lost"], each["batches_lost"], each["why"]) for each in answer["changes"]] == [
-        (1, 0, 0, None), (2, 1, 0, "cut"), (3, 0, 1, "cut"),
+        (1, 0, 0, ""), (2, 1, 0, "cut"), (3, 0, 1, "cut"),
     ]  # fmt: skip
     assert answer["holes"] == [
         {"since_record": 0, "hole_count": 1, "first": "3:1"},
@@ -181,6 +181,6 @@ def test_the_command_shows_the_oldest_holes_and_its_limits(capsys, monkeypatch):
     out = run(capsys, *words, "--top=1").out
     assert "4 records" in out
     assert "all records: 3 entries acked, 1 acked entry lost in 2 records" in out
-    assert "cut: the highest acks are missing, as by a limit on ranges or a seek forward" in out
+    assert "cut: the highest acks are missing, as by a limit on ranges or batches, or a seek forward" in out
     assert re.search(r"0 or before +│ +1 +│ 3:1 *\nand 3 more, since later records\n", out)
     assert "Records have no times. The next owner of the topic deletes them" in out
