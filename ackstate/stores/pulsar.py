@@ -148,7 +148,7 @@ def _parts(topic: str) -> TopicName:
 def managed_ledger_name(topic: str) -> str:
     """Return Pulsar's name of a topic's message log, as in the custom metadata of its ledgers."""
     parts = _parts(topic)
-    local, *segment = _SEGMENT.fullmatch(parts.local).groups() if parts.domain == _SEGMENTS else (parts.local,)
+    local, *segment = parts.local.rsplit("/", maxsplit=1) if parts.domain == _SEGMENTS else [parts.local]
     return "/".join([parts.namespace, parts.domain, persistence_name(local), *segment])
 
 
