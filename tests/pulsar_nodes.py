@@ -25,6 +25,12 @@ class Nodes:
         self.children = self.store.metadata.children
         self.session = self
 
+    def get_many(self, paths):
+        return [self.get(path) for path in paths]
+
+    def check_usable(self):
+        pass
+
     def set(self, path, data):
         found = self.get(path)
         return self.put(path, data, expected_version=-1 if found is None else found.version)

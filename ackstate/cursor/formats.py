@@ -390,7 +390,7 @@ class PulsarFormat:
                 )
                 discarded += len(encoded)
                 continue
-            content, is_idle = _content(info.position, info), bool(info.idle_since_ms)
+            content, is_idle = state_in(info.position, info), bool(info.idle_since_ms)
             if damage is None:
                 return DecodedJournal(content, records_replayed=1, byte_count=len(encoded), is_idle=is_idle)
             return DecodedJournal(content, 1, discarded, damage.offset, str(damage), len(encoded), is_idle)
@@ -423,7 +423,7 @@ class PulsarFormat:
             epoch=0,
             term=max(info.term or 0, 0),
             mark_delete=info.mark_delete,
-            content=None if in_ledger or info.mark_delete is None else _content(info.mark_delete, info),
+            content=None if in_ledger or info.mark_delete is None else state_in(info.mark_delete, info),
             cursor_properties=info.cursor_properties,
             unknown=info.unknown,
             properties=info.properties if in_ledger else {},
@@ -456,7 +456,8 @@ def reopened(content: CursorState, ledgers: LedgerMap) -> CursorState:
     return content._replace(mark_delete=mark_delete)
 
 
-def _content(mark_delete: Position, info: PositionInfo | CursorInfo) -> CursorState:
+def state_in(mark_delete: Position, info: PositionInfo | CursorInfo) -> CursorState:
+    """Return the state in a decoded record of Pulsar's."""
     # Pulsar may write acks at or below the mark-delete position.
     info.deleted.remove_at_most(mark_delete)
     info.batch.remove_at_most(mark_delete)

@@ -89,6 +89,16 @@ class Versioned(NamedTuple):
     version: int
 
 
+class Tail(NamedTuple):
+    """The last entry of a ledger that another process may be appending to; see `LedgerStore.read_tail`."""
+
+    ledger_id: int
+    last: int  # the id of the entry, -1 if there is none
+    entry: bytes = b""  # its bytes
+    is_closed: bool = False  # whether it stays the last one
+    handle: int = -1  # of the store
+
+
 class LedgerStore(ABC):
     """Logs of opaque entries. Ids of ledgers rise and are never used again; entry ids of a ledger are 0, 1, 2, ..."""
 
@@ -172,6 +182,25 @@ class LedgerStore(ABC):
         """
         _check_ledger_id(ledger_id)
         return self._last(ledger_id)
+
+    def read_tail(self, ledger_id: int, before: Tail | None = None) -> Tail:  # noqa: ARG002 - only a remote store uses it
+        """Return the last entry of a ledger as it is now; its writer does not notice.
+
+        Args:
+            ledger_id: The ledger.
+            before: An earlier result, which makes this cheaper; not to be used again afterwards.
+
+        Raises:
+            LedgerNotFoundError: There is no such ledger.
+        """
+        last = self.last(ledger_id)
+        return Tail(ledger_id, last, self.read(ledger_id, last, last + 1)[0] if last >= 0 else b"")
+
+    def release_tail(self, tail: Tail) -> None:  # noqa: B027 - a local store keeps nothing
+        """Release what the store keeps for the next `read_tail`; no-op if it keeps nothing."""
+
+    def check_usable(self) -> None:  # noqa: B027 - a local store loses no connection
+        """Raise `StoreError` if every call is refused until the store is opened again."""
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger and its entries; no-op if it does not exist."""

@@ -39,6 +39,7 @@ from ackstate.stores.base import (
     PayloadTooLargeError,
     Store,
     StoreError,
+    Tail,
     check_path,
     fenced,
     no_ledger,
@@ -202,7 +203,7 @@ class BookKeeperLedgers(LedgerStore):
         return [outcomes[ledger_id] for ledger_id, _ in appends]
 
     def _read(self, ledger_id: int, first: int, end: int) -> list[bytes]:
-        self._check_usable()
+        self.check_usable()
         writer = self._writers.get(ledger_id)
         if writer is not None and not writer.is_failed:
             try:
@@ -229,7 +230,7 @@ class BookKeeperLedgers(LedgerStore):
         return [entry for entry, _ in found]
 
     def _last(self, ledger_id: int) -> int:
-        self._check_usable()
+        self.check_usable()
         self._registry.check(ledger_id)
         writer = self._writers.get(ledger_id)
         if writer is not None and not writer.is_failed:
@@ -250,12 +251,33 @@ class BookKeeperLedgers(LedgerStore):
         return self._recovered_last(ledger_id) if last is None else last
 
     def _owned_by(self, owner: str) -> Iterable[int]:
-        self._check_usable()
+        self.check_usable()
         return self._registry.owned_by(owner)
 
     def _owners(self) -> Iterable[str]:
-        self._check_usable()
+        self.check_usable()
         return self._registry.owners()
+
+    def read_tail(self, ledger_id: int, before: Tail | None = None) -> Tail:
+        self.check_usable()
+        if before is not None and before.is_closed:
+            return before
+        if before is not None:
+            return self._tail(before, confirmed=before.last)
+        try:
+            opened = self._client.open_to_read(ledger_id, self._replication).wait()
+        except LedgerNotFoundError as error:
+            raise self._registry.missing(ledger_id) from error
+        before = Tail(ledger_id, -1, handle=opened.handle)
+        try:
+            return self._tail(before, confirmed=opened.last_confirmed)
+        except BaseException:
+            self.release_tail(before)
+            raise
+
+    def release_tail(self, tail: Tail) -> None:
+        with suppress(StoreError):
+            self._client.close_ledger(tail.handle)
 
     def seal(self) -> None:
         """Close the ledgers of this opening, as far as BookKeeper answers, so that no reader needs to recover them."""
@@ -272,7 +294,7 @@ class BookKeeperLedgers(LedgerStore):
                     reply.wait()
         self._writers.clear()
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         self._registry.check_usable()
         self._client.check_usable()
 
@@ -429,6 +451,30 @@ class BookKeeperLedgers(LedgerStore):
             if found < _PROBES_AT_ONCE:
                 break
         return end - 1
+
+    def _tail(self, before: Tail, *, confirmed: int) -> Tail:
+        """Return the last entry that can be read, given an entry up to which all are confirmed."""
+        ledger_id, last, entry, _, handle = before
+        is_first = last < 0
+        asked, probe = self._client.metadata(ledger_id), self._probe(handle, confirmed + 1)
+        try:
+            ledger = asked.wait()
+            end = confirmed + _UNCONFIRMED_MAX
+            if ledger.last_entry_id is not None:
+                end = confirmed = ledger.last_entry_id
+            while confirmed < end and self._readable_count([probe], ledger):
+                last, entry = confirmed + 1, probe.wait()[0]
+                # Since an earlier look many may have been appended.
+                confirmed = last if is_first else max(last, self._client.last_confirmed(handle).wait())
+                is_first, probe = True, self._probe(handle, confirmed + 1)
+            if confirmed != last:
+                last, entry = confirmed, self._probe(handle, confirmed).wait()[0] if confirmed >= 0 else b""
+        except LedgerNotFoundError as error:
+            raise self._registry.missing(ledger_id) from error
+        return Tail(ledger_id, last, entry, ledger.last_entry_id is not None, handle)
+
+    def _probe(self, handle: int, entry_id: int) -> Reply[list[bytes]]:
+        return self._client.read_unconfirmed(handle, entry_id, entry_id + 1)
 
     def _readable_count(self, probes: Sequence[Reply[list[bytes]]], ledger: LedgerMetadata) -> int:
         """Return the number of entries before the first one that does not exist."""

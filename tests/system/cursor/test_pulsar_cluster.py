@@ -9,6 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorConfig, Format, ManagedCursor, Position
+from ackstate.analysis.pulsar.durable import DurableReader
 from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.inspect import inspect_store
 from ackstate.stores.base import (
@@ -233,3 +234,59 @@ def test_ledgers_that_are_missing_or_anothers_are_named(store, connect):
     store.ledgers.delete(ledger_id)
     store.ledgers.delete(ledger_id)
     assert store.ledgers.owned_by(_owner("u")) == []
+
+
+@pytest.fixture
+def reader(cluster):
+    with DurableReader(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS)) as found:
+        yield found
+
+
+def _durable(reader, names):
+    found = reader.read([(TOPIC, name) for name in names])
+    return {name: str(found[TOPIC, name].deleted) for name in names}
+
+
+def test_many_durable_states_are_read_beside_their_owners(store, reader):
+    """The versions of all nodes stay, and the owners append to the same ledgers."""
+    names = [f"s{number}" for number in range(40)]
+    owners = {name: opened(store, name) for name in names}
+    for number, owner in enumerate(owners.values()):
+        acked(owner, 1, 3 + number % 5)
+    nodes = ["/ledgers", *(f"{NODE}/{name}" for name in names)]
+    before = store.nodes.get_many(nodes)
+    for entry in (11, 13, 17, 19):
+        assert _durable(reader, names) == {name: str(owner.deleted) for name, owner in owners.items()}
+        assert _durable(reader, names) == {name: str(owner.deleted) for name, owner in owners.items()}
+        assert store.nodes.get_many(nodes) == before
+        for owner in owners.values():
+            acked(owner, entry)
+    for entry in range(21, 30, 2):  # many entries between two reads
+        acked(owners["s3"], entry)
+    assert _durable(reader, names) == {name: str(owner.deleted) for name, owner in owners.items()}
+    ledger_ids = [state.version[1] for state in reader.read([(TOPIC, name) for name in names]).values()]
+    assert ledger_ids == [store.ledgers.owned_by(_owner(name))[-1] for name in sorted(names)]
+
+
+def test_a_ledger_that_is_taken_over_is_read_to_its_end_and_then_in_its_successor(store, connect, reader):
+    acked(opened(store), 1, 3)
+    first = _durable(reader, "s")
+    cursor = opened(connect())  # by recovery, which closes the ledger
+    assert _durable(reader, "s") == first
+    acked(cursor, 5)
+    assert _durable(reader, "s") == {"s": str(cursor.deleted)}
+
+
+def test_durable_states_are_read_while_a_bookie_is_dead(cluster, store, reader):
+    names = [f"d{number}" for number in range(12)]
+    owners = {name: opened(store, name) for name in names}
+    for owner in owners.values():
+        acked(owner, 1, 3)
+    expected = {name: str(owner.deleted) for name, owner in owners.items()}
+    assert _durable(reader, names[:6]) == {name: expected[name] for name in names[:6]}
+    cluster.bookies[0].kill()
+    try:
+        assert _durable(reader, names) == expected
+    finally:
+        cluster.revive()
+    assert _durable(reader, names) == expected

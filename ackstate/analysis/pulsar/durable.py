@@ -1,0 +1,224 @@
+"""Reads what is durable of the cursors of a live Pulsar cluster: what a broker that loads them now begins with.
+
+A cursor's record in the metadata store has its state, or names the cursor ledger whose last entry has it. Both are read
+without fencing and without recovery: nothing in the cluster changes, and no broker notices.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
+
+from ackstate.cursor.formats import PulsarFormat, state_in
+from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreError
+from ackstate.stores.pulsar import managed_ledger_name, open_cluster
+from ackstate.topic_name import ROOT, persistence_name
+from ackstate.wire.pulsar import decode_position_info
+from ackstate.wire.pulsar.codec import decode_ledger_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ackstate.batch_indexes import BatchIndexes
+    from ackstate.cursor.formats import CursorState
+    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.position import Position
+    from ackstate.stores.base import Tail, Versioned
+    from ackstate.stores.pulsar import PulsarLayout
+
+_AT_ONCE = 32
+_ATTEMPTS = 5
+
+Name: TypeAlias = tuple[str, str]
+"""A cursor's topic, with its full name, and subscription."""
+
+
+class DurableState(NamedTuple):
+    """The durable state of one cursor."""
+
+    mark_delete: Position  # inclusive
+    deleted: DeletedRanges  # acked entries above it; must not be changed
+    batch: BatchIndexes  # partly acked batches; must not be changed
+    # The version of the record, the cursor ledger or -1, the last entry of that or -1. Equal in two reads if nothing
+    # was written between them.
+    version: tuple[int, int, int]
+
+
+class CursorGoneError(AckStateError):
+    """The metadata store has no record of the cursor: it was deleted, or is not durable."""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What earlier reads have left of a cursor."""
+
+    lock: Lock = field(default_factory=Lock)  # held while it is read
+    tail: Tail | None = None  # of the ledger that its record named
+    content: CursorState | None = None  # in the last entry, or None if that was not decoded
+    content_of: tuple[int, int, int] = (ABSENT, ABSENT, ABSENT)  # that ledger and entry, and the version of the log
+
+
+@final
+class DurableReader:
+    """Reads cursors, many at once. Threads may share it; each cursor is read by one of them at a time.
+
+    The cursor ledgers stay open between reads: a later read of a cursor costs two requests if nothing was written.
+    After a lost connection the next read connects again.
+
+    Args:
+        url: Where the metadata is: ``pulsar+zk://HOST:PORT`` or ``zk:HOST:PORT``, as `parse_pulsar_url`.
+        class_path: Where BookKeeper's Java client is; None for the environment's.
+        call_timeout_s: How long a call waits for an answer.
+        open_store: Opens the cluster instead of these.
+
+    Raises:
+        ValueError: The URL is malformed, or names a metadata store other than ZooKeeper.
+        StoreError: A server does not answer, or a package, Java or its classes are missing.
+        OSError: The file with the password cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        class_path: str | None = None,
+        call_timeout_s: float = 30.0,
+        open_store: Callable[[], PulsarLayout] | None = None,
+    ) -> None:
+        self._open_store = open_store or (
+            lambda: open_cluster(url, only_reads=True, class_path=class_path, call_timeout_s=call_timeout_s)
+        )
+        self._opening = Lock()  # guards the next two while they change
+        self._store = self._open_store()
+        self._cursors: dict[Name, _Cursor] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "durable-state")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; no-op if closed."""
+        self._threads.shutdown(cancel_futures=True)
+        self._store.close()
+
+    def read(self, cursors: Iterable[Name]) -> dict[Name, DurableState | AckStateError]:
+        """Read cursors, given as topic and subscription.
+
+        Returns:
+            For each cursor a state that was the durable one at some moment of this call, or the reason why there is
+            none: `CursorGoneError`; `CorruptStateError`, if it is damaged or its ledger is lost; `StoreError`, if a
+            bookie that is needed does not answer; or another `AckStateError`.
+
+        Raises:
+            ValueError: A topic is not persistent.
+            StoreError: The metadata store does not answer.
+
+        Complexity: O(size of the states), and a few requests for each cursor.
+        """
+        paths = {name: f"{_log_path(name[0])}/{persistence_name(name[1])}" for name in sorted(set(cursors))}
+        with self._opening:
+            self._reconnect()
+            store = self._store
+            known = {name: self._cursors.setdefault(name, _Cursor()) for name in paths}
+        with ExitStack() as held:
+            for cursor in known.values():  # in the same order in every thread
+                held.enter_context(cursor.lock)
+            return self._read(store, paths, known)
+
+    def _read(
+        self, store: PulsarLayout, paths: Mapping[Name, str], known: Mapping[Name, _Cursor]
+    ) -> dict[Name, DurableState | AckStateError]:
+        topics = sorted({topic for topic, _ in paths})
+        records = store.nodes.get_many([*paths.values(), *map(_log_path, topics)])
+        now, logs = dict(zip(paths, records, strict=False)), dict(zip(topics, records[len(paths) :], strict=True))
+        found: dict[Name, DurableState | AckStateError] = {}
+        left = list(paths)
+        for _ in range(_ATTEMPTS):
+            reading = [
+                self._threads.submit(_outcome, store, each, known[each], now[each], logs[each[0]]) for each in left
+            ]
+            found |= {each: outcome.result() for each, outcome in zip(left, reading, strict=True)}
+            again = dict(zip(left, store.nodes.get_many([paths[each] for each in left]), strict=True))
+            # Else its owner has continued in another ledger, or has deleted it.
+            left = [each for each in left if again[each] != now[each]]
+            if not left:
+                return found
+            now |= again
+        return found | {name: StoreError(f"{_what(name)}: its record kept changing") for name in left}
+
+    def _reconnect(self) -> None:
+        """Open the cluster again if a connection was lost."""
+        try:
+            self._store.nodes.session.check_usable()
+            self._store.ledgers.check_usable()
+        except StoreError:
+            self._store.close()
+            self._cursors = {}
+            self._store = self._open_store()
+
+
+def _log_path(topic: str) -> str:
+    return f"{ROOT}/{managed_ledger_name(topic)}"
+
+
+def _what(name: Name) -> str:
+    return f"cursor {name[1]!r} of {name[0]}"
+
+
+def _outcome(
+    store: PulsarLayout, name: Name, cursor: _Cursor, record: Versioned | None, log: Versioned | None
+) -> DurableState | AckStateError:
+    """Return the state of one cursor by its record and that of its topic's log, or why there is none."""
+    try:
+        if record is None:
+            _release(store, cursor, None)
+            return CursorGoneError(f"{_what(name)} has no record in the metadata store")
+        ledgers = _ledgers(log)
+        decoded = PulsarFormat().decode_record(record.data, ledgers)
+        ledger_id = decoded.cursor_ledger_id
+        _release(store, cursor, ledger_id)
+        if ledger_id is None:
+            assert decoded.content is not None
+            return DurableState(*decoded.content[:3], version=(record.version, ABSENT, ABSENT))
+        cursor.tail = tail = store.ledgers.read_tail(ledger_id, cursor.tail)
+        content_of = (ledger_id, tail.last, ABSENT if log is None else log.version)
+        if cursor.content is None or cursor.content_of != content_of:
+            cursor.content = None
+            cursor.content, cursor.content_of = _content(name, tail, ledgers), content_of
+        return DurableState(*cursor.content[:3], version=(record.version, ledger_id, tail.last))
+    except LedgerNotFoundError as error:
+        return CorruptStateError(_what(name), offset=0, expected="the cursor ledger of its record", found=str(error))
+    except AckStateError as error:
+        return error
+
+
+def _ledgers(log: Versioned | None) -> LedgerMap | None:
+    """Return the ledgers of a topic, which ranges across ledgers need; those do not need the size of the open one."""
+    counts = {each.ledger_id: each.entry_count for each in decode_ledger_info(log.data)} if log else {}
+    return LedgerMap.from_counts(counts) if counts else None
+
+
+def _release(store: PulsarLayout, cursor: _Cursor, ledger_id: int | None) -> None:
+    """Close the ledger that a cursor no longer has."""
+    if cursor.tail is not None and cursor.tail.ledger_id != ledger_id:
+        store.ledgers.release_tail(cursor.tail)
+        cursor.tail = cursor.content = None
+
+
+def _content(name: Name, tail: Tail, ledgers: LedgerMap | None) -> CursorState:
+    what = f"{_what(name)}, entry {tail.last} of ledger {tail.ledger_id}"
+    if tail.last < 0:
+        raise CorruptStateError(what, offset=0, expected="an entry", found="none")
+    try:
+        info = decode_position_info(tail.entry, ledgers)
+    except CorruptStateError as error:
+        raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+    return state_in(info.position, info)

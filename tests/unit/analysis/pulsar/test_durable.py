@@ -1,0 +1,183 @@
+"""What is durable of a cluster's cursors, read from its nodes and cursor ledgers in memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position
+from ackstate.analysis.pulsar.durable import CursorGoneError, DurableReader
+from ackstate.errors import AckStateError
+from ackstate.ledger_map import LedgerMap
+from ackstate.stores.base import StoreError
+from ackstate.wire.pulsar import Compression, CursorInfo, RangeForm, encode_cursor_info
+from pulsar_nodes import CURSOR_RECORD, NODE, TOPIC, layout_of, new_nodes
+
+LOG = {0: 50, 7: 50}
+LOG_RECORD = b"\n\x04\x08\x00 \x32\n\x04\x08\x07 \x00"  # its two ledgers, of which the second is open
+
+
+@pytest.fixture
+def nodes():
+    found = new_nodes()
+    found.set(NODE, LOG_RECORD)
+    return found
+
+
+@pytest.fixture
+def reader(nodes):
+    with DurableReader("", open_store=lambda: layout_of(nodes)) as opened:
+        yield opened
+
+
+def opened(nodes, name="s", **settings):
+    """Return a cursor of a topic, as its owner has it."""
+    return ManagedCursor.open(
+        layout_of(nodes), topic=TOPIC, subscription=name, ledgers=LedgerMap.from_counts(LOG), now_ms=0,
+        config=CursorConfig(format=Format.PULSAR, **settings),
+    )  # fmt: skip
+
+
+def acked(cursor, *entries, ledger_id=0):
+    cursor.ack_many([Position(ledger_id, each) for each in entries], now_ms=1)
+    cursor.persist(now_ms=1)
+    return cursor
+
+
+def read(reader, name="s"):
+    return reader.read([(TOPIC, name)])[TOPIC, name]
+
+
+def is_that_of(cursor, state):
+    return (state.mark_delete, str(state.deleted)) == (cursor.mark_delete_position, str(cursor.deleted))
+
+
+@pytest.mark.parametrize("form", RangeForm)
+def test_the_last_entry_of_the_cursor_ledger_counts(nodes, reader, form):
+    cursor = acked(opened(nodes, range_form=form), 0, 2, 4)
+    first = read(reader)
+    assert is_that_of(cursor, first)
+    assert read(reader).version == first.version, "nothing was written"
+    acked(cursor, 6)
+    assert is_that_of(cursor, read(reader))
+    assert read(reader).version[:2] == first.version[:2]
+    assert read(reader).version[2] == first.version[2] + 1
+    cursor.ack(Position(0, 8), now_ms=1)
+    assert Position(0, 8) not in read(reader).deleted, "acked and not durable"
+
+
+def test_partly_acked_batches_are_read(nodes, reader):
+    cursor = opened(nodes)
+    cursor.ack_batch(Position(0, 3), [0b0111], now_ms=1)
+    cursor.persist(now_ms=1)
+    assert dict(read(reader).batch) == {Position(0, 3): (0b0111,)}
+
+
+def test_a_range_across_ledgers_has_the_entries_of_all(nodes, reader):
+    acked(acked(opened(nodes, range_form=RangeForm.LIST), *range(40, 50)), 0, 1, ledger_id=7)
+    assert {ledger_id: list(bitmap) for ledger_id, bitmap in read(reader).deleted.bitmaps()} == {
+        0: [*range(40, 50)],
+        7: [0, 1],
+    }
+
+
+@pytest.mark.parametrize("compression", Compression)
+def test_a_cursor_without_a_ledger_has_its_state_in_the_record(nodes, reader, compression):
+    cursor = acked(opened(nodes, compression=compression, compression_bytes_min=1), 1, 3)
+    cursor.close(now_ms=2)
+    state = read(reader)
+    assert is_that_of(cursor, state)
+    assert state.version[1:] == (-1, -1)
+
+
+def test_an_owner_that_continues_in_another_ledger_meanwhile_is_read_there(nodes, reader):
+    old = acked(opened(nodes), 1)
+    assert is_that_of(old, read(reader))
+    get_many, others = nodes.get_many, []
+
+    def overtaken(paths):
+        found = get_many(paths)
+        if not others:
+            others.append(acked(opened(nodes), 5))
+        return found
+
+    nodes.get_many = overtaken
+    state = read(reader)
+    assert is_that_of(others[0], state)
+
+
+def test_a_record_that_never_stands_still_is_an_error(nodes, reader):
+    get_many = nodes.get_many
+
+    def changed(paths):
+        nodes.set(f"{NODE}/s", CURSOR_RECORD)
+        return get_many(paths)
+
+    nodes.get_many = changed
+    with pytest.raises(StoreError, match=r"cursor 's' of .*t1: its record kept changing"):
+        raise read(reader)
+
+
+def test_what_cannot_be_read_is_an_error_of_that_cursor_alone(nodes, reader):
+    cursor = acked(opened(nodes), 1, 3)
+    nodes.set(f"{NODE}/lost", encode_cursor_info(CursorInfo(2**40, Position(0, -1))))
+    nodes.set(f"{NODE}/damaged", b"\xff")
+    empty, garbage = (nodes.store.ledgers.create("x") for _ in range(2))
+    nodes.store.ledgers.append(garbage, [b"\xff"])
+    nodes.set(f"{NODE}/empty", encode_cursor_info(CursorInfo(empty)))
+    nodes.set(f"{NODE}/garbage", encode_cursor_info(CursorInfo(garbage)))
+    names = [(TOPIC, name) for name in ("s", "lost", "damaged", "empty", "garbage", "none")]
+    for _ in range(2):  # a reader takes nothing for read that it could not decode
+        found = reader.read([*names, (f"{TOPIC}-none", "s")])
+        assert is_that_of(cursor, found.pop((TOPIC, "s")))
+        kinds = {name: type(error) for (_, name), error in found.items()}
+        assert kinds == dict.fromkeys(("lost", "damaged", "empty", "garbage"), CorruptStateError) | dict.fromkeys(
+            ("none", "s"), CursorGoneError
+        )
+    assert f"entry 0 of ledger {garbage}" in str(found[TOPIC, "garbage"])
+    nodes.set(NODE, b"\xff")
+    assert all(isinstance(each, AckStateError) for each in reader.read(names).values())
+
+
+def test_a_deleted_cursor_that_comes_again_is_a_new_one(nodes, reader):
+    acked(opened(nodes), 1, 3)
+    assert len(read(reader).deleted) == 2
+    nodes.delete(f"{NODE}/s", expected_version=nodes.get(f"{NODE}/s").version)
+    assert isinstance(read(reader), CursorGoneError)
+    nodes.set(f"{NODE}/s", encode_cursor_info(CursorInfo(-1, Position(0, 7))))
+    state = read(reader)
+    assert (state.mark_delete, len(state.deleted)) == (Position(0, 7), 0)
+
+
+def test_a_topic_that_is_not_persistent_is_refused(reader):
+    with pytest.raises(ValueError, match="persistent://"):
+        reader.read([("non-persistent://public/default/t", "s")])
+
+
+def test_a_lost_connection_is_opened_again(nodes):
+    acked(opened(nodes), 1)
+    lost = []
+
+    def open_store():
+        lost.append(False)
+        return layout_of(nodes)
+
+    def check_usable():
+        if lost[-1]:
+            raise StoreError("lost")
+
+    nodes.check_usable, nodes.close = check_usable, lambda: None
+    with DurableReader("", open_store=open_store) as reader:
+        first = read(reader)
+        lost[-1] = True
+        assert read(reader) == first
+        assert len(lost) == 2
+
+
+def test_threads_share_a_reader(nodes, reader):
+    cursors = {f"s{number}": acked(opened(nodes, f"s{number}"), number, number + 2) for number in range(8)}
+    names = [(TOPIC, name) for name in cursors]
+    with ThreadPoolExecutor(8) as threads:
+        for found in threads.map(lambda number: reader.read(names[number % 3 :]), range(24)):
+            assert all(is_that_of(cursors[name], state) for (_, name), state in found.items())
