@@ -231,7 +231,6 @@ TARGETS = {
     "policies": FuzzTarget(decode_policies, golden("policies-*.bin")),
     "ack-states": FuzzTarget(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
     "recording": FuzzTarget(in_file("000001.events", _recording), golden("recording-*.events")),
-    "polled-recording": FuzzTarget(in_file("000001.events", _recording), golden("polled-recording-*.events")),
     "json-lines": FuzzTarget(in_file("lines", _converted), lambda: JSON_LINES),
     "ack-log": FuzzTarget(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
     "parquet-trace": FuzzTarget(

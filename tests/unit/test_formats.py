@@ -111,8 +111,8 @@ FORMATS = {
     "policies": (lambda version, _: b'{"version":%d}' % version, decode_policies, (2, 99), "up to 1"),
     "export": (lambda version, _: b'{"ackstate_export":%d}\n{}\n' % version, decode_ack_states, (2, 99), "up to 1"),
     "ackstate.sqlite3": (sqlite_store, SqliteStore, (1, 2, 4, 2**31), "version 3"),
-    "000001.events": (recording, lambda path: list(read_recording(path)), (1, 4, 2**31), "versions 2 and 3"),
-    "part-00000.parquet": (trace, check_trace, (1, 2, 5, 99), "versions 3 and 4"),
+    "000001.events": (recording, lambda path: list(read_recording(path)), (1, 3, 2**31), "version 2"),
+    "part-00000.parquet": (trace, check_trace, (1, 2, 4, 99), "version 3"),
     "totals.json": (totals, read_totals, (1, 3), "reads 2"),
 }
 

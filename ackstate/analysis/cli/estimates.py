@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ def _write_table(result: SweepResult, out: Location, *, is_parquet: bool) -> Non
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    rows = [{"policy": each.label} | estimate.to_row() for each in result.policies for estimate in each.estimates]
+    rows = [{"policy": each.label} | asdict(estimate) for each in result.policies for estimate in each.estimates]
     if not is_parquet:
         rows = [{name: _csv_cell(value) for name, value in row.items()} for row in rows]
     with atomic_write(out) as unfinished:
@@ -164,7 +164,7 @@ def estimated(
     from ackstate.analysis.estimate.engine import trace_of
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.estimate.results import SweepResult
-    from ackstate.analysis.replay.grid import persistable
+    from ackstate.analysis.replay.grid import replayable
     from ackstate.analysis.replay.policy import PolicyError
     from ackstate.analysis.spark.session import readable_failures
     from ackstate.analysis.trace.events import TraceError
@@ -172,7 +172,7 @@ def estimated(
 
     days = check_days(trace) if days is None else days
     covered = span_of(days)
-    policies, refused = persistable(policies)
+    policies, refused = replayable(policies, poll_ms=covered.poll_ms)
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
     size = covered.size_bytes * len(policies)
@@ -183,19 +183,18 @@ def estimated(
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
-        highs = [row for row in rows if row["policy"] < len(policies)]
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
-        result = _compared(result, current, is_recorded_current=is_recorded_current)
+        result = _compared(replace(result, poll_ms=covered.poll_ms), current, is_recorded_current=is_recorded_current)
         if output.report is not None:
             from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
 
             made_by = (("command", shlex.join(["ackstate", *sys.argv[1:]])), *source.made_by())
-            contents = make_contents(highs, covered, trace, result, made_by=made_by)
+            contents = make_contents(rows, covered, trace, result, made_by=made_by)
             write_atomically(output.report, render(contents))
-        return result, highs
+        return result, rows
 
 
 def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, is_recorded_current: bool) -> int:
@@ -255,11 +254,6 @@ def rate_text(number: float | None) -> str:
     return "-" if number is None else short_number(number)
 
 
-def bounds_text(low: float | None, high: float | None, text: Callable[[Any], str]) -> str:
-    """Return a number, or ``LOW to HIGH`` if it is known from polls only."""
-    return text(high) if low == high else f"{text(low)} to {text(high)}"
-
-
 def mean_text(number: float | None) -> str:
     """Return a mean; a dash if it is unknown."""
     return "-" if number is None else f"{number:,.1f}"
@@ -277,18 +271,14 @@ def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
     )
     for row in rows:
         # A trace of a single millisecond has no duration, and so no mean and no quantiles.
-        low = row.get("low", row)
-        numbers = [bounds_text(low[name], row[name], count_text) for name in ("p50", "p99", "max")]
-        expected = bounds_text(low["expected"], row["expected"], mean_text)
-        at_crashes = ", ".join(_at_crash(crash, has_interval="low" in row) for crash in row["crashes"]) or "-"
-        table.add_row(row["subscription"], expected, *numbers, at_crashes)
+        numbers = [count_text(row[name]) for name in ("p50", "p99", "max")]
+        at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
+        table.add_row(row["subscription"], mean_text(row["expected"]), *numbers, at_crashes)
     return table
 
 
-def _at_crash(crash: dict[str, Any], *, has_interval: bool) -> str:
-    """Return the number at a crash; two numbers if it fell inside a persist, or is known from polls."""
-    if has_interval:
-        return bounds_text(crash["at_crash_if_written"], crash["at_crash"], str)
+def _at_crash(crash: dict[str, Any]) -> str:
+    """Return the number at a crash; two numbers if it fell inside a persist."""
     if not crash["persisting_at_crash"]:
         return str(crash["at_crash"])
     return f"{crash['at_crash']} (if written {crash['at_crash_if_written']})"
@@ -398,14 +388,9 @@ def _policy_table(result: SweepResult) -> Table:
         total = each.total
         role = result.role_of(each)
         label = f"{each.label} ({role})" if role and role != each.label else each.label
-        low = total.low or total
-        expected, duplicates = (
-            bounds_text(getattr(low, name), getattr(total, name), mean_text)
-            for name in ("expected", "duplicates_per_day")
-        )
-        p99, peak = (bounds_text(getattr(low, name), getattr(total, name), count_text) for name in ("p99", "max"))
         table.add_row(
-            label, expected, p99, peak, duplicates,
+            label, mean_text(total.expected), count_text(total.p99), count_text(total.max),
+            mean_text(total.duplicates_per_day),
             rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
             mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
             "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",
@@ -445,7 +430,7 @@ def redelivery(
     topics, namespaces and all together. Without a policy, a rate or a file it
     shows the subscriptions, with the number at each crash in the trace.
 
-    For a trace of polls (ackstate pulsar record), it shows intervals. A
+    In a trace of ackstate pulsar record, redelivery is exact at each poll. A
     directory with a trace for each day is read as one trace.
     """
     output = Output.wanted(form, out, report)
@@ -460,9 +445,9 @@ def redelivery(
     if is_plain:
         rows = _subscriptions(result.policies[0], found)
         shown = [each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)]
-        output.deliver(result, *shown, answer=answer | {"subscriptions": rows} if json else None)
+        output.deliver(result, *shown, *result.warnings, answer=answer | {"subscriptions": rows} if json else None)
     else:
-        output.deliver(result, _estimate_table(result.policies[0]), answer=answer if json else None)
+        output.deliver(result, _estimate_table(result.policies[0]), *result.warnings, answer=answer if json else None)
 
 
 def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -472,7 +457,7 @@ def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list
         {
             "topic": each.topic, "subscription": each.subscription, "expected": each.expected, "p50": each.p50,
             "p99": each.p99, "max": each.max, "crashes": crashes[each.topic, each.subscription],
-        } | ({} if each.low is None else {"low": asdict(each.low)})
+        }
         for each in result.estimates if each.scope == "subscription"
     ]  # fmt: skip
 
@@ -500,15 +485,8 @@ def _estimate_table(result: PolicyResult) -> Table:
     table = numbers_table("what", columns)
     for each in result.estimates:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
-        low = each.low or each
-        counts = [
-            bounds_text(getattr(low, name), getattr(each, name), count_text) for name in ("p50", "p90", "p99", "max")
-        ]
-        expected, duplicates = (
-            bounds_text(getattr(low, name), getattr(each, name), mean_text)
-            for name in ("expected", "duplicates_per_day")
-        )
+        counts = [count_text(getattr(each, name)) for name in ("p50", "p90", "p99", "max")]
         rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
         label = _SCOPE_NAMES[each.scope].format(name)
-        table.add_row(label, expected, *counts, duplicates, *rates)
+        table.add_row(label, mean_text(each.expected), *counts, mean_text(each.duplicates_per_day), *rates)
     return table

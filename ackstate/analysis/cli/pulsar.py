@@ -362,6 +362,9 @@ def record(
         Path,
         typer.Argument(metavar="TRACE", parser=path_argument, help="A new directory, or one that is to be continued."),
     ],
+    metadata: Annotated[
+        str, typer.Option(metavar="URL", help="The cluster's metadata store, as pulsar+zk://HOST:PORT.")
+    ] = "",
     topics: Annotated[
         str, typer.Option(metavar="GLOB", help="Only matching topics, as 'public/*/orders*'; all partitions.")
     ] = "",
@@ -383,15 +386,17 @@ def record(
 ) -> None:
     """Record the acks and persists of a running, unmodified cluster as a trace.
 
-    Polls internalStats, and sometimes stats, of every topic; changes nothing.
-    An event between two polls has an interval instead of a time, so
-    ackstate redelivery TRACE shows redelivery as LOW to HIGH.
+    Polls every topic: internalStats for the acks in the broker's memory, then
+    the cursors' records and ledgers for what is durable of them. Changes
+    nothing, and disturbs no broker. Redelivery is exact at each poll; in between
+    it is that of the poll before. Without access to the metadata store, record
+    with the broker's interceptor.
 
     TRACE gets a file each hour. Ctrl-C, SIGTERM and --for finish the last one.
     After a SIGKILL, start it again with the same TRACE: it continues, and loses
     at most the poll that was being written.
 
-    A topic or broker that does not answer is polled again, at first after 1s,
+    A topic, broker or bookie that does not answer is polled again, at first after 1s,
     later after up to 30s. Its next poll covers the time between. A namespace or
     tenant that cannot be listed is tried again each minute.
 
@@ -402,19 +407,29 @@ def record(
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[admin,spark]") from error
-
+    if not metadata:
+        raise AckStateError(
+            "what is durable of a cursor is in the cluster's metadata store: name it with --metadata "
+            "pulsar+zk://HOST:PORT. Without access to it, record with the broker's interceptor: see "
+            "docs/guides/record-a-cluster.md"
+        )
     with opened_admin(
         url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
         answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
     ) as admin:  # fmt: skip
+        from ackstate.analysis.pulsar.durable import DurableReader
         from ackstate.analysis.pulsar.recorder import ClusterRecorder
         from ackstate.analysis.pulsar.sources import LiveBroker
         from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 
         source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
-        with TraceDirectory(trace) as directory, console.progress() as display:
+        try:
+            durable = DurableReader(metadata)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--metadata") from None
+        with durable, TraceDirectory(trace) as directory, console.progress() as display:
             _print_resumed(trace, directory.resumed)
-            recorder = ClusterRecorder(source, directory, every_s=every.seconds, glob=topics)
+            recorder = ClusterRecorder(source, durable, directory, every_s=every.seconds, glob=topics)
             task = display.add_task("listing topics", total=None)
             said: set[str] = set()
 

@@ -18,12 +18,10 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
-from ackstate.analysis.replay.polled import PolledChunk
 from ackstate.analysis.trace.check import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 from ackstate.analysis.trace.chunks import (
     check_ledgers,
     events_of,
-    has_intervals,
     ledgers_told,
     pack,
     packed_columns,
@@ -31,7 +29,7 @@ from ackstate.analysis.trace.chunks import (
     refuse,
     unpack,
 )
-from ackstate.analysis.trace.events import POLLED_KINDS, POLLED_ONLY, EventKind, TraceError
+from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import DAY_SEQ
 
 if TYPE_CHECKING:
@@ -47,8 +45,8 @@ if TYPE_CHECKING:
 
 _MARKS = (EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
 _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DELETE)
-_HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1, of a trace of polls -2
-_PLAIN_FORM, _POLLED_FORM = -1, -2
+_HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
+_PLAIN_FORM = -1
 _NOTHING = np.zeros(1, np.int64)
 
 
@@ -87,12 +85,8 @@ def _welded(runs: NewlyAckedRuns) -> NewlyAckedRuns:
 def encode(chunk: EventChunk) -> bytes:
     """Encode a chunk, compact or not, as bytes, which a cluster moves faster than arrays."""
     if not isinstance(chunk, CompactChunk):
-        columns = [*chunk[:-1], chunk.last_entry - chunk.first_entry]
-        form = _PLAIN_FORM
-        if isinstance(chunk, PolledChunk):
-            form = _POLLED_FORM
-            columns += [chunk.until_ms - chunk.ts_ms, chunk.number]
-        return b"".join((_HEADER.pack(len(chunk.kind), form, 0), *map(pack, columns)))
+        columns = (*chunk[:-1], chunk.last_entry - chunk.first_entry)
+        return b"".join((_HEADER.pack(len(chunk.kind), _PLAIN_FORM, 0), *map(pack, columns)))
     news = chunk.news
     begins = np.flatnonzero(np.diff(news.ledger_id, prepend=-1))
     # The distance of each run from the run before it in its ledger.
@@ -118,11 +112,7 @@ def decode(data: memoryview) -> EventChunk:
 
     if runs < 0:
         ts_ms, kind, ledger_id, first, further = (column(events) for _ in EventChunk._fields)
-        exact = EventChunk(ts_ms, kind, ledger_id, first, first + further)
-        if runs == _PLAIN_FORM:
-            return exact
-        interval_ms, number = column(events), column(events)
-        return PolledChunk.of(exact, until_ms=ts_ms + interval_ms, number=number)
+        return EventChunk(ts_ms, kind, ledger_id, first, first + further)
     ts_ms, kind = column(events), column(events)
     begins, ledger_ids, starts = (column(ledgers) for _ in range(3))
     event, gaps, further = (column(runs) for _ in range(3))
@@ -156,8 +146,7 @@ _BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_t
 _NAMES = ("topic", "subscription", "chunk")
 LEDGER_COLUMNS = (*_NAMES, "event_count", "ledgers")
 """The columns that `ledgers` reads from a trace."""
-_POLLED = np.array(sorted(POLLED_KINDS))
-_OF_POLLS = ("until_ms", "number")
+_UNUSED_KIND = 15  # The only number between those of kinds that is of none
 # At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
 _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
@@ -166,8 +155,7 @@ _LEDGERS_AT_ONCE = 10_000
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
     """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events."""
     for batch in chain.from_iterable(map(pieces, batches)):
-        is_polled = has_intervals(batch.schema)
-        starts, columns = _sound_events(batch, (*EventChunk._fields, *(_OF_POLLS if is_polled else ())))
+        starts, columns = _sound_events(batch, EventChunk._fields)
         check_ledgers(batch, starts, EventChunk._fields, columns)
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
@@ -177,12 +165,7 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Ite
             if not subscriptions[run[0]]:
                 rows.append(None)
                 continue
-            mine = [_values(values, [offsets[row : row + 2] for row in run]) for values in columns]
-            if is_polled:
-                *exact, until_ms, number = mine
-                rows.append(encode(PolledChunk.of(exact, until_ms=until_ms, number=number)))
-                continue
-            chunk = EventChunk(*mine)
+            chunk = EventChunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
             rows.append(encode(compact(chunk) if is_compact else chunk))
         yield _packed_batch(batch, offsets, runs, rows)
 
@@ -268,12 +251,7 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     """Return the result of `events_of`, refusing events of an unknown kind; `names` must include ``kind``."""
     offsets, columns = events_of(batch, names)
     kind = columns[names.index("kind")]
-    if has_intervals(batch.schema):
-        is_unknown = ~np.isin(kind, _POLLED)
-    else:
-        is_unknown = (kind < min(EventKind)) | (kind > max(EventKind))
-        for each in POLLED_ONLY:
-            is_unknown |= kind == each
+    is_unknown = (kind < min(EventKind)) | (kind > max(EventKind)) | (kind == _UNUSED_KIND)
     refuse(batch, offsets, is_unknown, "an event is of an unknown kind")
     columns[names.index("kind")] = kind.astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
     return offsets, columns
@@ -333,8 +311,7 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
     Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
     """
     is_small = all(map(takes_compact, policies))
-    names = (*EventChunk._fields, *(_OF_POLLS if trace.span.has_intervals else ()))
-    columns = (*_BOUNDS, *packed_columns(names), "ledgers")
+    columns = (*_BOUNDS, *packed_columns(EventChunk._fields), "ledgers")
     chunks = trace.read(columns, partial(packed_chunks, is_compact=is_small), PACKED)
     named = trace.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",))
     is_log_needed = any(policy is not None for policy in policies)

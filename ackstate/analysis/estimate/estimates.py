@@ -22,7 +22,6 @@ from ackstate.analysis.estimate.engine import LocalRows, joined
 from ackstate.analysis.estimate.parts import ESTIMATE, PART, RESULT_KEY, SCOPES, add_slices, put_together
 from ackstate.analysis.estimate.slices import SLICES_MAX, Slices, ThinnedCurve
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
-from ackstate.analysis.replay.policy import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,9 +48,6 @@ def estimates(  # noqa: PLR0913 - each is needed once
     those of their topic. Before its first event, and while its process is dead, a subscription redelivers nothing;
     after its last event the broker continues to tick.
 
-    For a trace of polls, two rows for each policy and scope, which enclose the redelivery: the second one, with the
-    low numbers, has the index of the policy plus the number of policies.
-
     ``policy``: index in the grid; ``scope, namespace, topic, subscription``: names, empty beyond the scope;
     ``expected``: mean over time, null if no time passed, as are ``p50, p90, p99``: the least number that is not
     exceeded for that share of the time; ``max, max_ts_ms``: the peak and its first time, null if it is 0: of a
@@ -71,11 +67,6 @@ def estimates(  # noqa: PLR0913 - each is needed once
     span = source.span
     if not span.chunk_count:
         return LocalRows(lambda: (), ESTIMATE)
-    for policy in policies if span.has_intervals else ():
-        if policy is not None and policy.blocks:
-            raise PolicyError(
-                f"{policy.label}: a limit on dispatch cannot be replayed on a trace of polls, which has no deliveries"
-            )
     count = -(-span.chunk_count // CHUNKS_PER_SLICE) if is_plotted or set(scopes) != {"subscription"} else 0
     curve = ThinnedCurve(span.begin_ms, span.end_ms, slices_max=SLICES_MAX)
     widest = {"width_ms_max": curve.width_ms} if is_plotted else {}
@@ -88,7 +79,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
         mine = [policies[number] for number in numbers]
         wanted = RequestedParts(
             mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
-            is_polled=span.has_intervals, policy_count=len(policies), days=span.days,
+            is_polled=span.poll_ms > 0, days=span.days,
         )  # fmt: skip
         replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted), PART))
     parts = joined(replays)

@@ -182,11 +182,8 @@ def short_number(number: float, *, sign: str = "-") -> str:
 
 
 def messages_text(total: Estimate) -> str:
-    """Return the mean redelivery, an interval in a trace of polls."""
-    high = f"{total.expected or 0:,.0f}"
-    if total.low is None or (low := f"{total.low.expected or 0:,.0f}") == high:
-        return high
-    return f"{low} to {high}"
+    """Return the mean redelivery."""
+    return f"{total.expected or 0:,.0f}"
 
 
 _PER_CRASH = "messages redelivered per broker crash"

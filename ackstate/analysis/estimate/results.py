@@ -21,23 +21,8 @@ _MISMATCH = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Low:
-    """The low ends of the numbers of an estimate."""
-
-    expected: float | None
-    p50: int | None
-    p90: int | None
-    p99: int | None
-    max: int
-    duplicates_per_day: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Estimate:
     """A row of `ackstate.analysis.estimate.estimates.estimates`: its numeric columns.
-
-    In a trace of polls the numbers of redelivery are the high ends of intervals, and `low` has the low ends; else `low`
-    is None.
 
     Unknown numbers of a recording are None: the bytes that it wrote and kept, the time that dispatch was blocked and,
     if it has no persist at all, the number of writes.
@@ -65,19 +50,6 @@ class Estimate:
     blocked_ms: int | None
     duration_ms: int
     duplicates_per_day: float | None
-    low: Low | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as a JSON object, without ``low`` if its numbers are exact."""
-        row = asdict(self)
-        if self.low is None:
-            del row["low"]
-        return row
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the estimate as a row of plain values: ``low_expected`` and so on follow if it has low ends."""
-        row = self.to_json()
-        return row | {f"low_{name}": value for name, value in row.pop("low", {}).items()}
 
     @overload
     def per_second(self, number: int) -> float: ...
@@ -140,6 +112,7 @@ class SweepResult:
     doubts: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
     # The recommended policy, compared with the policy in force; None if no policy was tried.
     advice: Recommendation | None = None
+    poll_ms: int = 0  # Time between two polls, if the trace was recorded by polls; else 0
 
     @classmethod
     def of_rows(
@@ -148,12 +121,8 @@ class SweepResult:
     ) -> Self:  # fmt: skip
         """Build from the rows of `ackstate.analysis.estimate.estimates.estimates`."""
         found: list[list[Estimate]] = [[] for _ in policies]
-        lows = {_row_key(row): row for row in rows if row["policy"] >= len(policies)}
         for row in rows:
-            if row["policy"] < len(policies):
-                low_row = lows.get((row["policy"] + len(policies), *_row_key(row)[1:]))
-                low = None if low_row is None else Low(**{name: low_row[name] for name in Low.__dataclass_fields__})
-                found[row["policy"]].append(Estimate(**{name: row[name] for name in _NUMBERS}, low=low))
+            found[row["policy"]].append(Estimate(**{name: row[name] for name in Estimate.__dataclass_fields__}))
         results = [
             PolicyResult(policy, tuple(sorted(mine, key=_place))) for policy, mine in zip(policies, found, strict=True)
         ]
@@ -176,14 +145,9 @@ class SweepResult:
 
     @property
     def recorded(self) -> PolicyResult | None:
-        """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable.
-
-        A trace of polls has no persists, but times at which there may have been one.
-        """
+        """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable."""
         found = next((each for each in self.policies if each.policy is AS_RECORDED), None)
-        if found is None or (found.total.write_count is None and found.total.low is None):
-            return None
-        return found
+        return None if found is None or found.total.write_count is None else found
 
     @property
     def recommended(self) -> PolicyResult | None:
@@ -200,8 +164,9 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the comparison, as sentences."""
-        found = list(self.doubts)
+        """Reasons to doubt the numbers or the comparison, as sentences."""
+        found = [polls_text(self.poll_ms)] if self.poll_ms else []
+        found += self.doubts
         recorded, current = self.recorded, self.current
         if current is None or len(self.policies) < 2:
             return found
@@ -244,25 +209,25 @@ class SweepResult:
                     "label": each.label,
                     "is_on_front": each.is_on_front,
                     "never_flushed": each.never_flushed,
-                    "estimates": [estimate.to_json() for estimate in each.estimates],
+                    "estimates": [asdict(estimate) for estimate in each.estimates],
                 }
                 for each in self.policies
             ],
         }
 
 
+def polls_text(poll_ms: int) -> str:
+    """Return how exact the times of a trace are that was recorded by polls, as a sentence."""
+    return (
+        f"Recorded by polls: times are known to one poll of {poll_ms / 1_000:g} s, and redelivery between two polls is "
+        "that of the first"
+    )
+
+
 def _differ(recorded: PolicyResult, current: PolicyResult) -> bool:
-    """Return whether the means, or all means in their intervals, differ by more than the factor."""
-    lows = [(each.low or each).expected or 0.0 for each in (recorded.total, current.total)]
-    highs = [each.expected or 0.0 for each in (recorded.total, current.total)]
-    return max(lows) > _MISMATCH * min(highs) + 1
-
-
-_NUMBERS = tuple(name for name in Estimate.__dataclass_fields__ if name != "low")
-
-
-def _row_key(row: Mapping[str, Any]) -> tuple[int, str, str, str, str]:
-    return row["policy"], row["scope"], row["namespace"], row["topic"], row["subscription"]
+    """Return whether the means differ by more than the factor."""
+    means = [each.total.expected or 0.0 for each in (recorded, current)]
+    return max(means) > _MISMATCH * min(means) + 1
 
 
 def _place(estimate: Estimate) -> tuple[int, str, str, str]:

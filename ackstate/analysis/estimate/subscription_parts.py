@@ -44,17 +44,8 @@ class RequestedParts(NamedTuple):
     slices: Slices  # For sums and curves
     is_plotted: bool = False  # Whether to return curves; requires slices
     drawn: int = 0  # The index in the grid of the policy whose curves of single subscriptions to return
-    # Whether the trace is one of polls: then each policy has a lower curve too. Its number is that of the policy plus
-    # `policy_count`.
-    is_polled: bool = False
-    policy_count: int = 0  # Number of policies of the whole grid
+    is_polled: bool = False  # Whether the trace was recorded by polls
     days: Sequence[str] = ()  # The names of the days, of a directory of daily traces
-
-    @property
-    def curve_numbers(self) -> list[int]:
-        """The number of each curve."""
-        lower = [number + self.policy_count for number in self.numbers] if self.is_polled else []
-        return [*self.numbers, *lower]
 
 
 def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
@@ -78,14 +69,14 @@ class _SubscriptionTotals:
         self._key = key
         self._names = (namespace_of(key[0]), *key)
         self._wanted = wanted
-        self._numbers = wanted.curve_numbers
+        self._numbers = wanted.numbers
         self._writers = [SliceWriter(wanted.slices, SERIES if wanted.is_plotted else 1) for _ in self._numbers]
         self._died: dict[int, tuple[int, ...]] = {}
         plotted = [at for at, number in enumerate(wanted.numbers) if number == wanted.drawn and wanted.is_plotted]
         end_ms = wanted.slices.end_ms
         self._plotted = {at: ThinnedCurve(wanted.begin_ms, end_ms, slices_max=OWN_SLICES_MAX) for at in plotted}
         self._replay = SubscriptionReplay(wanted.policies, log, is_polled=wanted.is_polled)
-        self._curves = self._replay.all_curves
+        self._curves = self._replay.curves
 
     def take(self, chunk: EventChunk) -> Iterator[Part]:
         """Replay the next chunk, and yield the parts that are ready."""

@@ -1,236 +1,162 @@
-"""Turns the polls of one cursor into events of a trace, each with the interval in which it happened.
+"""Turns the polls of one cursor into events of a trace, at the time of the poll that first shows them.
 
-The acks in a broker's memory are known at each poll. Which of them are durable is inferred from the cursor ledger, by
-these rules, each of which holds for any unmodified broker:
-
-- The ledger has grown between two polls: a record became durable. It may cover every ack of the later poll.
-- A record that ends after a poll may have begun before it, but at most two are under way at once. So if the ledger has
-  grown by three or more entries since a poll, the last record covers the acks of that poll.
-- A record may lack ranges beyond the limit on them, but never the mark-delete position.
-- The first entry of a new cursor ledger has the mark-delete position and no ranges. Further ones began after it.
-- Without an ack for a flush and two writes, everything is written, unless the ledger has its first entry alone.
-- A write takes less than half a second: it may be durable that long before the poll after which the ledger has grown.
-- After the topic was loaded again, its cursors have the state that was durable then, and later acks.
+A poll has the acks in the broker's memory and, read a moment later, the durable state. After the events of a poll, the
+acked entries of the trace that are not durable are those of the poll.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.pulsar.cursor_look import Entries, minus, runs
-from ackstate.analysis.trace.events import EventKind, PolledEvent
+from pyroaring import BitMap
+
+from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.entry_bitmap import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyroaring import BitMap
+    from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.position import Position
 
-    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.cursor_look import CursorLook
-
-UNDER_WAY_MAX = 2
-"""Records that a cursor writes at once: after an idle second Guava's limiter admits two."""
-WRITE_MS = 500
-"""A record that is being written becomes durable within this time, or fails."""
+Entries = dict[int, BitMap]
+"""Entries by ledger."""
 
 
-class _Interval(NamedTuple):
-    """The time between two polls: after the earlier one was sent, before the later one was answered."""
+class CursorPoll(NamedTuple):
+    """A cursor at one moment."""
 
     ts_ms: int
-    until_ms: int
+    counts: Mapping[int, int]  # entries of each existing ledger of the topic
+    acked: Entries  # existing entries that are acked in the broker's memory, or durable
+    durable: Entries  # existing entries that are durable
+    version: tuple[int, ...]  # of the durable state
+    cursor_ledger: int = -1  # that the broker writes to; -1 if it has not written since the topic was loaded
+    published: int = 0  # entries since the topic was loaded
+    is_after_failure: bool = False  # the attempt to poll before this one failed
 
 
 @final
 class CursorFollower:
-    """Follows one cursor, poll by poll."""
+    """Follows one cursor, poll by poll.
 
-    def __init__(
-        self, settings: BrokerSettings, *, known: Mapping[int, BitMap] | None = None, last_ms: int = -1
-    ) -> None:
-        self._settings = settings
-        self._known: Entries = dict(known or {})
-        self._last_ms = last_ms
-        self._poll: CursorLook | None = None
-        # Polls of the same cursor ledger since the one whose acks are certainly durable, the last one for each last
-        # entry; and the poll since which nothing was acked, until that is known to be durable.
-        self._history: deque[CursorLook] = deque()
-        self._changed: CursorLook | None = None
-        # Whether there are acks that may be durable without an event for it.
-        self._has_pending = False
-        # The latest poll whose acks are certainly durable, and whether there are exceptions.
-        self._certain_poll: CursorLook | None = None
-        self._has_exceptions = False
+    Args:
+        acked: The entries that the trace has as acked.
+        is_new: Whether the trace has no event of the cursor.
+    """
 
-    def follow(self, poll: CursorLook) -> list[PolledEvent]:
-        """Return the events since the last poll, in order."""
-        before = self._poll
-        begin_ms = poll.asked_ms if before is None and self._last_ms < 0 else before.asked_ms if before else -1
-        interval = _Interval(max(self._last_ms, begin_ms), poll.answered_ms)
-        acked = poll.acked_entries()
-        existing = {each: bitmap for each, bitmap in self._known.items() if each in poll.counts}
-        new, gone = minus(acked, existing), minus(existing, acked)
-        self._known = acked
-        if before is None or gone or _is_reloaded(before, poll):
-            events = [*self._restarted(before, poll, interval, new, gone)]
-        else:
-            events = [*self._continued(before, poll, interval, new)]
-        self._poll = poll
-        if events:
-            self._last_ms = events[-1].ts_ms
+    def __init__(self, acked: Mapping[int, BitMap] | None = None, *, is_new: bool = True) -> None:
+        self._acked: Entries = dict(acked or {})
+        self._undurable: Entries = {}  # of these
+        self._is_new = is_new
+        self._before: CursorPoll | None = None
+        self._persists = 0
+
+    def follow(self, poll: CursorPoll) -> list[Event]:
+        """Return the events since the last poll, in order.
+
+        Complexity: O(size of the bitmaps).
+        """
+        before, self._before = self._before, poll
+        # Entries of ledgers that no longer exist cannot be redelivered.
+        self._acked, self._undurable = (
+            {each: bitmap for each, bitmap in entries.items() if each in poll.counts}
+            for entries in (self._acked, self._undurable)
+        )
+        events = [*(self._opened(poll) if before is None else self._continued(before, poll))]
+        self._acked, self._undurable = poll.acked, minus(poll.acked, poll.durable)
         return events
 
-    def ended(self, now_ms: int) -> list[PolledEvent]:
+    def ended(self, now_ms: int) -> list[Event]:
         """Return the events of a cursor that is gone: nothing is acked. `follow` must not be called again."""
-        if not self._known:
+        if not self._acked and self._before is None:
             return []
-        begin_ms = max(self._last_ms, self._poll.asked_ms if self._poll else self._last_ms)
-        interval = _Interval(begin_ms, max(now_ms, begin_ms))
-        reset = PolledEvent(interval.ts_ms, EventKind.RESET, until_ms=interval.until_ms)
-        return [reset, *_named(EventKind.REDELIVER, self._known, interval)]
+        return [Event(now_ms, EventKind.RESET), *_named(now_ms, EventKind.REDELIVER, self._acked)]
 
-    # --- A cursor that was found, loaded, or moved
+    def _opened(self, poll: CursorPoll) -> Iterator[Event]:
+        """Yield the state at the first poll, which is not of the traffic: what is durable was acked before."""
+        found, gone = minus(poll.durable, self._acked), minus(self._acked, poll.durable)
+        opening = EventKind.RECOVER if self._is_new else EventKind.RESET
+        yield from _named(poll.ts_ms, opening, found)
+        if not found and self._acked:
+            yield Event(poll.ts_ms, opening)
+        yield from _named(poll.ts_ms, EventKind.REDELIVER, gone)
+        yield from _named(poll.ts_ms, EventKind.ACK, minus(poll.acked, poll.durable))
 
-    def _restarted(
-        self, before: CursorLook | None, poll: CursorLook, interval: _Interval, new: Entries, gone: Entries
-    ) -> Iterator[PolledEvent]:
-        self._forget_history()
-        if before is not None or gone:
-            yield self._seen_early(interval)
-        if gone:
-            if before is None or _is_reloaded(before, poll):
-                yield PolledEvent(interval.ts_ms, EventKind.CRASH, until_ms=interval.until_ms)
-                yield PolledEvent(interval.ts_ms, EventKind.RECOVER, until_ms=interval.until_ms)
-            else:
-                yield PolledEvent(interval.ts_ms, EventKind.RESET, until_ms=interval.until_ms)
-            yield from _named(EventKind.REDELIVER, gone, interval)
-        yield from self._acks(poll, new, interval)
-        # Entries of ledgers that no longer exist cannot be redelivered.
-        cut = poll.deleted_entries() if poll.is_mark_delete_loaded else poll.acked_entries()
-        yield from self._certain(poll, {} if poll.is_all_durable else cut, interval)
-        self._note_change(poll)
-        if poll.has_written:
-            self._history.append(poll)
+    def _continued(self, before: CursorPoll, poll: CursorPoll) -> Iterator[Event]:
+        is_written = poll.version != before.version
+        gone, lost = minus(self._acked, poll.acked), minus(self._acked, poll.durable)
+        # A cursor ledger that is not the last is of another load, or its successor.
+        may_be_loaded = poll.is_after_failure or -1 < before.cursor_ledger != poll.cursor_ledger
+        if not is_loaded_again(before, poll):
+            lost = gone if may_be_loaded else {}
+        if lost:
+            if lost != self._undurable:
+                yield from self._persist(poll.ts_ms, lost)
+            is_written = False
+            yield Event(poll.ts_ms, EventKind.CRASH)
+            yield Event(poll.ts_ms, EventKind.RECOVER)
+        elif gone:
+            lost = gone
+            yield Event(poll.ts_ms, EventKind.RESET)
+        if lost:
+            yield from _named(poll.ts_ms, EventKind.REDELIVER, lost)
+            self._acked, self._undurable = minus(self._acked, lost), {}
+        yield from self._new(poll, is_written=is_written)
 
-    # --- A cursor that continues
+    def _new(self, poll: CursorPoll, *, is_written: bool) -> Iterator[Event]:
+        new, excluded = minus(poll.acked, self._acked), minus(self._acked, poll.durable)
+        later = minus(new, poll.durable)
+        durable = minus(new, later)
+        yield from _named(poll.ts_ms, EventKind.ACK, durable)
+        if is_written or durable or excluded != self._undurable:
+            yield from self._persist(poll.ts_ms, excluded)
+        yield from _named(poll.ts_ms, EventKind.ACK, later)
 
-    def _continued(
-        self, before: CursorLook, poll: CursorLook, interval: _Interval, new: Entries
-    ) -> Iterator[PolledEvent]:
-        is_same = before.has_written and poll.has_written and before.cursor_ledger == poll.cursor_ledger
-        is_maybe_written = not is_same or poll.last_entry != before.last_entry
-        if is_maybe_written and self._has_pending:
-            yield self._seen_early(interval)
-        yield from self._acks(poll, new, interval)
-        if new:
-            self._note_change(poll)
-        covered, cut = self._covered(before, poll, is_same=is_same)
-        if not is_same and covered is before and not cut:
-            # Until its second entry, a new ledger may have had no ranges.
-            yield from self._certain(before, before.deleted_entries(), interval)
-        if covered is not None:
-            yield from self._certain(covered, cut, interval)
-        elif is_same and is_maybe_written and not self._has_exceptions and self._may_displace(poll):
-            assert self._certain_poll is not None
-            yield from self._certain(self._certain_poll, self._certain_poll.deleted_entries(), interval)
-        elif is_maybe_written and self._has_pending:
-            yield self._seen(interval)
-        if not is_same:
-            self._forget_history()
-            self._note_change(poll)
-        is_after_record = not self._history or self._history[-1].last_entry != poll.last_entry
-        if poll.has_written and (new or is_after_record):
-            if not is_after_record:
-                self._history.pop()  # the same record covers both
-            self._history.append(poll)
-
-    def _covered(self, before: CursorLook, poll: CursorLook, *, is_same: bool) -> tuple[CursorLook | None, Entries]:
-        """Return the latest poll whose acks are certainly durable, if it has more than before, and exceptions."""
-        if not is_same and not poll.is_all_durable:
-            return (None, {}) if before.is_unwritten and poll.is_unwritten else (before, self._lacking(before, poll))
-        found = poll if poll.is_all_durable else self._latest_covered(poll)
-        if found is None or not self._is_news(found):
-            return None, {}
-        is_whole = poll.is_all_durable or self._is_within_limit(found, poll)
-        return found, {} if is_whole else found.deleted_entries()
-
-    def _latest_covered(self, poll: CursorLook) -> CursorLook | None:
-        """Return the latest poll whose acks a record of the present ledger certainly covers."""
-        quiet_ms = self._settings.quiet_seconds * 1_000
-        changed = self._changed
-        if changed is not None and poll.asked_ms - changed.answered_ms >= quiet_ms and poll.last_entry > 0:
-            self._changed = None
-            return changed
-        found = None
-        while self._history and poll.last_entry - self._history[0].last_entry > UNDER_WAY_MAX:
-            found = self._history.popleft()
-        return found
-
-    def _is_news(self, found: CursorLook) -> bool:
-        known = self._certain_poll
-        if known is None or found.answered_ms > known.answered_ms:
-            return True
-        return found.answered_ms == known.answered_ms and self._has_exceptions
-
-    def _may_displace(self, poll: CursorLook) -> bool:
-        """Whether a new record may lack ranges, because of the limit, that an earlier one had."""
-        return self._certain_poll is not None and not self._is_within_limit(self._certain_poll, poll)
-
-    def _lacking(self, before: CursorLook, poll: CursorLook) -> Entries:
-        """Return the entries, acked at the earlier poll, that a ledger may lack which the cursor has got since."""
-        is_new = poll.has_written and (before.has_written or before.is_unwritten)
-        if is_new and poll.last_entry > 0:
-            return {} if self._is_within_limit(before, poll) else before.deleted_entries()
-        # An acked position may be only in memory if the cursor had no ledger.
-        return before.deleted_entries() if is_new and before.has_written else before.acked_entries()
-
-    def _is_within_limit(self, covered: CursorLook, poll: CursorLook) -> bool:
-        """Whether no record between two polls can have excluded any range; each has at least one entry."""
-        passed = sum(map(len, minus(poll.acked_entries(), covered.acked_entries()).values()))
-        return passed + len(covered.deleted) <= self._settings.range_count_max
-
-    # --- Events
-
-    def _acks(self, poll: CursorLook, new: Entries, interval: _Interval) -> Iterator[PolledEvent]:
-        is_cumulative = not poll.deleted and (self._poll is None or not self._poll.deleted)
-        yield from _named(EventKind.MARK_DELETE if is_cumulative else EventKind.ACK, new, interval)
-        self._has_pending |= bool(new)
-
-    def _seen(self, interval: _Interval, *, number: int = -1) -> PolledEvent:
-        """Return that every ack so far may be durable."""
-        self._has_pending = False
-        return PolledEvent(interval.ts_ms, EventKind.PERSIST_SEEN, number=number, until_ms=interval.until_ms)
-
-    def _seen_early(self, interval: _Interval) -> PolledEvent:
-        """Return that a record may have been under way at the earlier poll, and durable before it."""
-        return self._seen(_Interval(max(interval.ts_ms - WRITE_MS, self._last_ms), interval.until_ms))
-
-    def _certain(self, covered: CursorLook, cut: Entries, interval: _Interval) -> Iterator[PolledEvent]:
-        """Yield that the acks of a poll are durable, with exceptions."""
-        self._certain_poll, self._has_exceptions = covered, bool(cut)
-        yield self._seen(interval, number=covered.answered_ms)
-        yield from _named(EventKind.CUT_OFF, cut, interval)
-
-    def _note_change(self, poll: CursorLook) -> None:
-        self._changed = poll if poll.has_written else None
-
-    def _forget_history(self) -> None:
-        self._history.clear()
-        self._changed = None
+    def _persist(self, ts_ms: int, excluded: Entries) -> Iterator[Event]:
+        """Yield that all acks so far are durable, except some."""
+        self._persists += 1
+        displaced = minus(excluded, self._undurable)
+        yield Event(ts_ms, EventKind.PERSIST_BEGUN, number=self._persists)
+        yield from _named(ts_ms, EventKind.CUT_OFF, minus(excluded, displaced))
+        yield from _named(ts_ms, EventKind.DISPLACED, displaced)
+        yield Event(ts_ms, EventKind.PERSIST_ENDED, number=self._persists)
 
 
-def _is_reloaded(before: CursorLook, poll: CursorLook) -> bool:
-    """Return whether the topic may have been loaded again between two polls."""
-    if before.load is not None and poll.load is not None and before.load != poll.load:
-        return True
-    if before.cursor_ledger == poll.cursor_ledger:
-        # A broker that does not report the load, as one that embeds this library, may keep the ledger.
-        return poll.is_after_failure and (before.load is None or poll.load is None)
-    # A cursor without a ledger gets one. A new ledger instead of another one is a reload, unless the load is the same.
-    return before.cursor_ledger >= 0 and (before.load is None or poll.load is None or poll.cursor_ledger < 0)
+def is_loaded_again(before: CursorPoll, poll: CursorPoll) -> bool:
+    """Return whether the topic was certainly loaded again between two polls."""
+    return poll.published < before.published or before.cursor_ledger >= 0 > poll.cursor_ledger
 
 
-def _named(kind: EventKind, entries: Mapping[int, BitMap], interval: _Interval) -> Iterator[PolledEvent]:
-    for run in runs(entries):
-        yield PolledEvent(interval.ts_ms, kind, *run, until_ms=interval.until_ms)
+def existing_entries(counts: Mapping[int, int], mark_delete: Position, deleted: DeletedRanges) -> Entries:
+    """Return the entries of existing ledgers that are up to a mark-delete position, or in ranges above it."""
+    found: Entries = {}
+    for ledger_id, count in counts.items():
+        if ledger_id <= mark_delete.ledger_id:
+            end = count if ledger_id < mark_delete.ledger_id else min(mark_delete.entry_id + 1, count)
+            found[ledger_id] = BitMap(range(end))
+    for ledger_id, bitmap in deleted.bitmaps():
+        if ledger_id in counts:
+            above = bitmap.copy()
+            above.remove_range(counts[ledger_id], 1 << 32)
+            found[ledger_id] = found.get(ledger_id, BitMap()) | above
+    return {ledger_id: bitmap for ledger_id, bitmap in found.items() if bitmap}
+
+
+def union(these: Mapping[int, BitMap], those: Mapping[int, BitMap]) -> Entries:
+    """Return the entries of two sets."""
+    return {each: these.get(each, BitMap()) | those.get(each, BitMap()) for each in {*these, *those}}
+
+
+def minus(these: Mapping[int, BitMap], those: Mapping[int, BitMap]) -> Entries:
+    """Return the entries of one set that another one lacks."""
+    left = {ledger_id: bitmap - those.get(ledger_id, BitMap()) for ledger_id, bitmap in these.items()}
+    return {ledger_id: bitmap for ledger_id, bitmap in left.items() if bitmap}
+
+
+def _named(ts_ms: int, kind: EventKind, entries: Mapping[int, BitMap]) -> Iterator[Event]:
+    """Yield an event for each run, in order."""
+    for ledger_id in sorted(entries):
+        firsts, lasts = runs_of(entries[ledger_id])
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            yield Event(ts_ms, kind, ledger_id, first, last)

@@ -1,4 +1,8 @@
-"""Polls all topics of a cluster at a steady pace, and records their events until it is stopped."""
+"""Polls all topics of a cluster at a steady pace, and records their events until it is stopped.
+
+A poll reads both sides of each cursor: the acks in the broker's memory from the admin interface, and the durable state
+from the metadata store and the cursor ledger.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,23 @@ from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 from urllib.parse import unquote_plus
 
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower
-from ackstate.analysis.pulsar.cursor_look import CursorLook, look_of
-from ackstate.analysis.trace.events import EventKind, PolledEvent
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries, union
+from ackstate.analysis.pulsar.durable import CursorGoneError
+from ackstate.analysis.pulsar.internal_stats import acked
+from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ackstate.analysis.pulsar.cursor_follower import Entries
+    from ackstate.analysis.pulsar.durable import DurableReader
     from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
     from ackstate.analysis.pulsar.sources import Listing, LiveBroker, Unread
-    from ackstate.analysis.pulsar.trace_directory import Recorded, TraceDirectory
+    from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 
 
 _BROKER_SHARE = 4
@@ -86,7 +92,7 @@ AT_ONCE = 32
 LISTING_S = 60.0
 """Topics are listed this often."""
 HOUR_MS = 3_600_000
-HOUR_BYTES_MAX = 256 << 20
+HOUR_BYTES_MAX = 64 << 20
 """A recording of this size is finished before its hour is over."""
 _FAILING_PER_S = 20  # polls of topics whose last poll failed, together
 _PAUSE_S_MAX = 30.0  # between two polls of such a topic
@@ -146,6 +152,7 @@ class _Polled:
         self.follower = follower
         self.due_s = 0.0
         self.is_gone = False
+        self.polled_s: float | None = None  # when a poll last succeeded
 
 
 class _UnderWay(NamedTuple):
@@ -159,8 +166,11 @@ class _UnderWay(NamedTuple):
 class ClusterRecorder:
     """Records a cluster; `run` once."""
 
-    def __init__(self, source: LiveBroker, trace: TraceDirectory, *, every_s: float, glob: str = "") -> None:
+    def __init__(
+        self, source: LiveBroker, durable: DurableReader, trace: TraceDirectory, *, every_s: float, glob: str = ""
+    ) -> None:
         self._source = source
+        self._durable = durable
         self._trace = trace
         self._every_s = every_s
         self._glob = glob
@@ -169,16 +179,17 @@ class ClusterRecorder:
         self._unlisted: Sequence[Unread] = ()  # their topics go on as before
         self._queue = PollQueue(AT_ONCE, self._broker_of)
         self._under_way: dict[Future[None], _UnderWay] = {}
-        self._recorded: dict[str, dict[str, Recorded]] = {}
-        for (topic, subscription), recorded in trace.resumed.recorded.items():
+        self._recorded: dict[str, dict[str, Entries]] = {}
+        for (topic, subscription), entries in trace.resumed.recorded.items():
             if source.includes(topic) and (not glob or matches(topic, glob)):
-                self._recorded.setdefault(topic, {})[subscription] = recorded
+                self._recorded.setdefault(topic, {})[subscription] = entries
         # Steady, and after every time in an earlier recording, even if the clock of the system changes.
         self._begun_s = time.monotonic()
         self._begun_ms = max(time.time_ns() // 1_000_000, trace.resumed.until_ms + 1)
         self._hour = self._begun_ms // HOUR_MS
         self._lock = Lock()
         self._poll_count = self._event_count = 0
+        self._gaps_s = self._gap_count = 0.0  # between successful polls of a topic, together
         self._last_failure = ""
 
     def now_ms(self) -> int:
@@ -191,6 +202,11 @@ class ClusterRecorder:
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             self._follow(self._list())
+            if self._source.cursor_properties is None:
+                raise AckStateError(
+                    "the broker embeds ackstate and has no metadata of Pulsar: record its cursors in the broker, with "
+                    "ackstate.analysis.trace.recording.Recording"
+                )
             self._end_missing()
             listing: Future[Listing] | None = None
             listed_s, shown_s = time.monotonic(), 0.0
@@ -292,7 +308,7 @@ class ClusterRecorder:
         if error is None:
             self._unread.discard(topic)
             self._poll_count += 1
-            self._trace.polled_until_ms = self.now_ms()
+            self._note_pace(self._topics[topic])
         elif isinstance(error, AckStateError):
             self._unread.add(topic)
             self._topics[topic].due_s = time.monotonic() + pause_s(len(self._unread), self._every_s)
@@ -300,10 +316,22 @@ class ClusterRecorder:
         else:
             raise error
 
-    def _poll(self, topic: str, follower: TopicFollower) -> None:
-        follower.poll(self._source, self.now_ms, partial(self._record, topic))
+    def _note_pace(self, polled: _Polled) -> None:
+        """Note the time between two polls of a topic for the trace: many topics are polled less often than wished."""
+        now_s, before_s = time.monotonic(), polled.polled_s
+        polled.polled_s = now_s
+        if before_s is not None:
+            self._gaps_s += now_s - before_s
+            self._gap_count += 1
+        mean_s = self._gaps_s / self._gap_count if self._gap_count else 0.0
+        every_ms = max(round(self._every_s * 1_000), 1)
+        poll_ms = every_ms * max(round(mean_s * 1_000 / every_ms), 1)
+        self._trace.note_polls(poll_ms=poll_ms, until_ms=self.now_ms())
 
-    def _record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
+    def _poll(self, topic: str, follower: TopicFollower) -> None:
+        follower.poll(self._source, self._durable, self.now_ms, partial(self._record, topic))
+
+    def _record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
         if events:
             self._trace.record(topic, subscription, events)
             with self._lock:
@@ -321,10 +349,10 @@ class ClusterRecorder:
 
 
 STATS_MS = 60_000
-"""`stats` are requested this often, and whenever a cursor's ledger has changed."""
+"""`stats` are requested this often, and whenever there is another cursor."""
 
 
-Record: TypeAlias = "Callable[[str, Sequence[PolledEvent]], None]"
+Record: TypeAlias = "Callable[[str, Sequence[Event]], None]"
 """Called with a subscription, or "" for the topic itself, and its events, possibly none."""
 
 
@@ -332,113 +360,90 @@ Record: TypeAlias = "Callable[[str, Sequence[PolledEvent]], None]"
 class TopicFollower:
     """Follows one topic; one thread at a time."""
 
-    def __init__(self, topic: str, recorded: Mapping[str, Recorded]) -> None:
+    def __init__(self, topic: str, recorded: Mapping[str, Entries]) -> None:
         self._topic = topic
-        self._settings: BrokerSettings | None = None
-        self._recorded = dict(recorded)
-        self._cursors: dict[str, CursorFollower] = {}
-        self._polls: dict[str, CursorLook] = {}
+        self._cursors = {name: CursorFollower(acked, is_new=False) for name, acked in recorded.items() if name}
+        self._known = set(self._cursors)  # names of which the trace has events
         self._stats: TopicStats | None = None
         self._stats_ms = -STATS_MS
         self._has_failed = False
-        published = self._recorded.pop("", None)
-        self._published = {} if published is None else {
-            ledger_id: bitmap.max() + 1 for ledger_id, bitmap in published.acked.items() if bitmap
-        }  # fmt: skip
-        self._published_ms = -1 if published is None else published.last_ms
-
-    @property
-    def cursor_count(self) -> int:
-        """The number of cursors at the last poll."""
-        return len(self._polls)
+        self._published = {each: bitmap.max() + 1 for each, bitmap in recorded.get("", {}).items() if bitmap}
+        self.cursor_count = 0  # at the last poll
 
     @property
     def broker(self) -> str:
         """The broker that had the topic when `stats` were last read; empty if unknown."""
         return "" if self._stats is None else self._stats.owner_broker or ""
 
-    def poll(self, source: LiveBroker, clock: Callable[[], int], record: Record) -> None:
-        """Poll once, and record the events since the last poll."""
+    def poll(self, source: LiveBroker, durable: DurableReader, clock: Callable[[], int], record: Record) -> None:
+        """Poll once, and record the events since the last poll.
+
+        Raises:
+            AckStateError: The broker does not answer, or the durable state of a cursor cannot be read. The events of
+                the other cursors are recorded.
+        """
         is_after_failure, self._has_failed = self._has_failed, True
-        if self._settings is None:
-            self._settings = source.settings(self._topic)
-        asked_ms = clock()
         internals = source.internals(self._topic)
-        answered_ms = clock()
-        is_fresh = self._needs_stats(internals, answered_ms)
-        if is_fresh:
-            self._stats, self._stats_ms = source.stats(self._topic), answered_ms
-        counts = internals.entry_counts()
-        moment = {
-            "asked_ms": asked_ms, "answered_ms": answered_ms, "load": _load_of(self._stats),
-            "is_after_failure": is_after_failure,
+        self._read_stats(source, internals, clock())
+        cursors = {
+            name: cursor for key, cursor in internals.cursors.items()
+            if (name := unquote_plus(key)) and self._is_durable(name)
         }  # fmt: skip
-        polls = dict(self._looks(internals, counts, moment, is_fresh=is_fresh))
-        begin_ms = self._published_ms
-        record("", list(self._publishes(polls, counts, asked_ms, answered_ms)))
-        for name, poll in polls.items():
-            record(name, self._follower(name, begin_ms).follow(poll))
-        self._end((self._cursors.keys() | self._recorded.keys()) - polls.keys(), answered_ms, record)
-        self._polls, self._has_failed = polls, False
+        states = durable.read([(self._topic, name) for name in cursors])
+        self._has_failed = False
+        ts_ms, counts = clock(), internals.entry_counts()
+        acks = {name: acked(each, counts, what=f"{self._topic}, {name}") for name, each in cursors.items()}
+        for each in acks.values():  # The broker reads its ledgers before its cursors.
+            for ledger_id, bitmap in each.deleted.bitmaps():
+                if ledger_id in counts:
+                    counts[ledger_id] = max(counts[ledger_id], bitmap.max() + 1)
+        record("", list(self._publishes(counts, ts_ms)))
+        failures = []
+        for name, cursor in cursors.items():
+            state = states[self._topic, name]
+            if isinstance(state, AckStateError):
+                failures.append(state)
+                continue
+            written = existing_entries(counts, state.mark_delete, state.deleted)
+            poll = CursorPoll(
+                ts_ms, counts, union(existing_entries(counts, *acks[name]), written), written, state.version,
+                cursor.cursor_ledger, internals.entries_added_counter, is_after_failure,
+            )  # fmt: skip
+            record(name, self._follower(name).follow(poll))
+        self._end(self._cursors.keys() - cursors.keys(), ts_ms, record)
+        self.cursor_count = len(cursors)
+        # One that was just deleted, or has not been written yet.
+        for failure in (each for each in failures if not isinstance(each, CursorGoneError)):
+            raise failure
 
     def ended(self, now_ms: int, record: Record) -> None:
         """Record that the topic was deleted."""
-        self._end(self._cursors.keys() | self._recorded.keys(), now_ms, record)
-        self._polls = {}
+        self._end(self._cursors.keys(), now_ms, record)
 
     def _end(self, names: Iterable[str], now_ms: int, record: Record) -> None:
         """Record that cursors were deleted, here or since an earlier recording."""
         for name in sorted(names):
-            record(name, self._follower(name, -1).ended(now_ms))
-            del self._cursors[name]
+            record(name, self._cursors.pop(name).ended(now_ms))
 
-    def _needs_stats(self, internals: TopicInternals, now_ms: int) -> bool:
-        if self._stats is None or now_ms - self._stats_ms >= STATS_MS:
-            return True
-        ledgers = {unquote_plus(name): each.cursor_ledger for name, each in internals.cursors.items()}
-        before = {name: each.cursor_ledger for name, each in self._polls.items()}
-        return any(before.get(name) != ledger_id for name, ledger_id in ledgers.items() if self._is_durable(name))
+    def _read_stats(self, source: LiveBroker, internals: TopicInternals, now_ms: int) -> None:
+        is_known = all(unquote_plus(key) in self._known for key in internals.cursors)
+        if self._stats is None or not is_known or now_ms - self._stats_ms >= STATS_MS:
+            self._stats, self._stats_ms = source.stats(self._topic), now_ms
 
     def _is_durable(self, name: str) -> bool:
         stats = self._stats.subscriptions.get(name) if self._stats else None
         return stats is None or stats.is_durable is not False
 
-    def _looks(
-        self, internals: TopicInternals, counts: Mapping[int, int], moment: dict[str, Any], *, is_fresh: bool
-    ) -> Iterator[tuple[str, CursorLook]]:
-        for key, cursor in internals.cursors.items():
-            name = unquote_plus(key)
-            if name and self._is_durable(name):
-                stats, what = self._stats.subscriptions.get(name) if self._stats else None, f"{self._topic}, {name}"
-                yield name, look_of(cursor, counts, stats, what=what, is_fresh=is_fresh, **moment)
-
-    def _follower(self, name: str, begin_ms: int) -> CursorFollower:
-        """Return the follower of a cursor, which was created at this time or later if it is new; -1 if unknown."""
+    def _follower(self, name: str) -> CursorFollower:
         if name not in self._cursors:
-            acked, last_ms = self._recorded.pop(name, ({}, begin_ms))
-            # Without settings, the topic is gone.
-            self._cursors[name] = CursorFollower(self._settings or BrokerSettings(), known=acked, last_ms=last_ms)
+            self._cursors[name] = CursorFollower(is_new=name not in self._known)
+            self._known.add(name)
         return self._cursors[name]
 
-    def _publishes(
-        self, polls: Mapping[str, CursorLook], known: Mapping[int, int], asked_ms: int, answered_ms: int
-    ) -> Iterator[PolledEvent]:
-        """Yield the entries that are new in the ledgers, which the broker reads before its cursors."""
-        counts = dict(known)
-        for poll in polls.values():
-            for ledger_id, bitmap in poll.deleted.bitmaps():
-                if ledger_id in counts:
-                    counts[ledger_id] = max(counts[ledger_id], bitmap.max() + 1)
-        begin_ms = max(self._published_ms, 0) or asked_ms
+    def _publishes(self, counts: Mapping[int, int], ts_ms: int) -> Iterator[Event]:
+        """Yield the entries that are new in the ledgers."""
         for ledger_id, count in sorted(counts.items()):
             first = self._published.get(ledger_id, 0)
             if count > first:
                 self._published[ledger_id] = count
-                yield PolledEvent(begin_ms, EventKind.PUBLISH, ledger_id, first, count - 1, until_ms=answered_ms)
-        self._published_ms = asked_ms
-
-
-def _load_of(stats: TopicStats | None) -> tuple[str, int] | None:
-    if stats is None or stats.topic_creation_time_stamp is None:
-        return None
-    return stats.owner_broker or "", stats.topic_creation_time_stamp
+                yield Event(ts_ms, EventKind.PUBLISH, ledger_id, first, count - 1)

@@ -20,41 +20,41 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
 import pyarrow.parquet as pq
-from pyroaring import BitMap
 
 from ackstate.analysis.atomic_write import atomic_write, open_lock, write_atomically
 from ackstate.analysis.estimate.current_policy import BROKER_SETTINGS
-from ackstate.analysis.replay.acked import AckAccumulator
-from ackstate.analysis.replay.polled import PolledChunk
-from ackstate.analysis.trace.chunks import ChunkWriter, PolledEvents, events_of, pieces
-from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, PolledEvent, TraceError
-from ackstate.analysis.trace.parquet import MANIFEST, check_trace, listed_names, trace_files, write_manifest
-from ackstate.analysis.trace.recorder import Recorder, polled_frames, segments, torn_bytes
+from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
+from ackstate.analysis.trace.chunks import ChunkWriter, events_of, pieces
+from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, EventKind, TraceError
+from ackstate.analysis.trace.parquet import (
+    MANIFEST,
+    check_trace,
+    listed_names,
+    opened_parquet,
+    trace_files,
+    write_chunks,
+    write_manifest,
+)
+from ackstate.analysis.trace.recorder import Recorder, read_recording, segments, torn_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.pulsar.cursor_follower import Entries
+    from ackstate.analysis.trace.events import Event
 
 _HIDDEN = ".recording"
 _LOCK = "LOCK"
-_COLUMNS = (*EVENT_COLUMNS, "until_ms")
 _Key = tuple[str, str]
-
-
-class Recorded(NamedTuple):
-    """The end of a subscription, or of a topic, in a trace."""
-
-    acked: dict[int, BitMap]  # The entries acked at its end, by ledger; for a topic, the published ones
-    last_ms: int  # The time of its last event
 
 
 class Resumed(NamedTuple):
     """The end of an earlier recording."""
 
-    # For each (topic, subscription) of the trace, its end; the subscription is empty for the topic.
-    recorded: dict[_Key, Recorded]
+    # For each (topic, subscription) of the trace, the entries that are acked at its end. The subscription is empty for
+    # the topic, with its published entries.
+    recorded: dict[_Key, Entries]
     until_ms: int = -1  # The latest time in it; -1 if it is new
     recovered_events: int = 0  # Events of an unfinished hour that a killed process left, now in a file of their own
     lost_bytes: int = 0  # Bytes of a torn frame at its end, which are lost
@@ -80,7 +80,7 @@ class TraceDirectory:
             self._recorder: Recorder | None = None
             self._number = 0
             self._broker: Mapping[str, str] | None = None
-            self.polled_until_ms = -1
+            self._notes = {POLL_MS_KEY: 1, POLLED_UNTIL_KEY: 0}
             self.resumed = self._resume()
         except BaseException:
             self._lock.close()
@@ -97,7 +97,11 @@ class TraceDirectory:
             write_atomically(self.path / BROKER_SETTINGS, json.dumps(properties, indent=1))
             self._broker = properties
 
-    def record(self, topic: str, subscription: str, events: Sequence[PolledEvent]) -> None:
+    def note_polls(self, *, poll_ms: int, until_ms: int) -> None:
+        """Note for the file of this hour the time between two polls, at least 1, and that of the last poll."""
+        self._notes = {POLL_MS_KEY: poll_ms, POLLED_UNTIL_KEY: until_ms}
+
+    def record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
         """Append events as one frame; it is complete or absent after a crash of this process."""
         assert self._recorder is not None
         self._recorder.record(topic, subscription, events)
@@ -138,8 +142,10 @@ class TraceDirectory:
         recovered = lost = 0
         self._number = len(listed)
         if listed:
-            if not check_trace(self.path).has_intervals:
+            span = check_trace(self.path)
+            if not span.poll_ms:
                 raise TraceError(f"{self.path}: not a trace that ackstate pulsar record wrote")
+            self.note_polls(poll_ms=span.poll_ms, until_ms=span.end_ms)
             self._read_written()
         for directory in sorted(self._hidden.iterdir()):
             if not directory.name.isdecimal():
@@ -149,9 +155,10 @@ class TraceDirectory:
                 continue
             lost += sum(map(torn_bytes, segments(directory)))
             recovered += self._finish(int(directory.name))
-        recorded, until_ms = _read_ends(self.path) if self._number else ({}, -1)
         self._begin()
-        return Resumed(recorded, until_ms, recovered, lost)
+        if not self._number:
+            return Resumed({}, lost_bytes=lost)
+        return Resumed(_read_ends(self.path), check_trace(self.path).end_ms, recovered, lost)
 
     def _read_written(self) -> None:
         for file in trace_files(self.path):
@@ -162,7 +169,7 @@ class TraceDirectory:
                 self._written[key] = chunks + 1, events + row["event_count"]
 
     def _begin(self) -> None:
-        self._recorder = Recorder(self._hidden / f"{self._number:05}", has_intervals=True)
+        self._recorder = Recorder(self._hidden / f"{self._number:05}")
 
     def _close_recorder(self) -> None:
         if self._recorder is not None:
@@ -174,15 +181,15 @@ class TraceDirectory:
     def _finish(self, number: int) -> int:
         """Move a recording into the file of its number; return the number of events, 0 without any."""
         directory = self._hidden / f"{number:05}"
-        if not any(True for _ in polled_frames(directory)):
+        if not segments(directory) or not any(True for _ in read_recording(directory)):
             shutil.rmtree(directory, ignore_errors=True)
             return 0
         file = self.path / f"part-{number:05}.parquet"
         with (
             atomic_write(file) as unfinished,
-            ChunkWriter(unfinished, written=self._written, polled_until_ms=self.polled_until_ms) as writer,
+            ChunkWriter(unfinished, written=self._written, notes=self._notes) as writer,
         ):
-            _write_chunks(directory, writer)
+            write_chunks(read_recording(directory), writer)
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
         write_manifest(self.path, sorted({*(listed_names(self.path) or ()), file.name}))
@@ -203,61 +210,18 @@ def _check_place(path: Path, hidden: Path) -> None:
         raise TraceError(f"{path / MANIFEST}: not a file")
 
 
-def _write_chunks(directory: Path, writer: ChunkWriter) -> None:
-    """Write a recording as chunks. Memory: less than a chunk for each subscription."""
-    waiting: dict[_Key, list[np.ndarray]] = {}
-    counts: dict[_Key, int] = {}
-    for topic, subscription, events in polled_frames(directory):
-        key = topic, subscription
-        waiting.setdefault(key, []).append(events)
-        counts[key] = counts.get(key, 0) + len(events)
-        if counts[key] >= CHUNK_EVENTS:
-            joined = np.concatenate(waiting.pop(key))
-            whole = len(joined) // CHUNK_EVENTS * CHUNK_EVENTS
-            for begin in range(0, whole, CHUNK_EVENTS):
-                writer.write(key, _columns(joined[begin : begin + CHUNK_EVENTS]))
-            waiting[key], counts[key] = [joined[whole:].copy()], len(joined) - whole
-    for key, parts in waiting.items():
-        writer.write(key, _columns(np.concatenate(parts)))
-
-
-def _columns(events: np.ndarray) -> PolledEvents:
-    return PolledEvents(*(events[name].astype(np.int64) for name in PolledEvents._fields))
-
-
-def _read_ends(path: Path) -> tuple[dict[_Key, Recorded], int]:
-    """Return the acks at the end of each subscription of a trace, and its latest time."""
+def _read_ends(path: Path) -> dict[_Key, Entries]:
+    """Return the acked entries at the end of each subscription of a trace, and the published ones of each topic."""
     folds: dict[_Key, AckAccumulator] = {}
-    last: dict[_Key, int] = {}
-    until_ms = -1
     for file in trace_files(path):
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+        with opened_parquet(file) as parquet:
             for batch in parquet.iter_batches(batch_size=64):
                 for piece in pieces(batch):
-                    offsets, columns = events_of(piece, _COLUMNS)
+                    offsets, columns = events_of(piece, EventChunk._fields)
                     keys = zip(piece["topic"].to_pylist(), piece["subscription"].to_pylist(), strict=True)
                     for row, key in enumerate(keys):
-                        chunk = _chunk([each[offsets[row] : offsets[row + 1]] for each in columns])
-                        _fold(folds.setdefault(key, AckAccumulator()), chunk, is_topic=not key[1])
-                        last[key] = int(chunk.ts_ms[-1])
-                        until_ms = max(until_ms, int(chunk.until_ms.max()))
-    recorded = {
-        key: Recorded({each: bitmap for each, bitmap in fold.acked.items() if bitmap}, last[key])
-        for key, fold in folds.items()
-    }
-    return recorded, until_ms
-
-
-def _chunk(columns: Sequence[Int64s]) -> PolledChunk:
-    ts_ms, kind, ledger_id, first, last, number, until_ms = columns
-    return PolledChunk.of([ts_ms, kind, ledger_id, first, last], until_ms=until_ms, number=number)
-
-
-def _fold(fold: AckAccumulator, chunk: PolledChunk, *, is_topic: bool) -> None:
-    if not is_topic:
-        fold.take(chunk)
-        return
-    for ledger_id, first, last in zip(
-        chunk.ledger_id.tolist(), chunk.first_entry.tolist(), chunk.last_entry.tolist(), strict=True
-    ):
-        fold.acked.setdefault(ledger_id, BitMap()).add_range(first, last + 1)
+                        chunk = EventChunk(*(each[offsets[row] : offsets[row + 1]] for each in columns))
+                        if not key[1]:
+                            chunk = chunk._replace(kind=np.full(len(chunk.kind), EventKind.ACK))
+                        folds.setdefault(key, AckAccumulator()).take(chunk)
+    return {key: {each: bitmap for each, bitmap in fold.acked.items() if bitmap} for key, fold in folds.items()}

@@ -360,12 +360,14 @@ class Costs(NamedTuple):
         )
 
 
+@final
 class RecordedCurve:
     """The curve as recorded: durability comes from the persist events."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_polled: bool = False) -> None:
         self.sum = CurveSum()
         self.costs = Costs()
+        self._is_polled = is_polled
         # For each crash of the last chunk: redelivery, redelivery if the persist in progress had been written, and
         # whether a persist was in progress.
         self.at_crashes = np.empty((0, 3), np.int64)
@@ -376,8 +378,10 @@ class RecordedCurve:
         folded = self._fold.fold(chunk)
         died = chunk.kind == EventKind.CRASH
         self.at_crashes = np.column_stack([folded.redelivery[died], folded.if_written[died], folded.persisting[died]])
-        self.sum.note_peak(folded.redelivery, chunk.ts_ms)
         ends = _last_of_each(chunk.ts_ms)
+        # The events of a poll are in another order than they happened.
+        seen = ends if self._is_polled else slice(None)
+        self.sum.note_peak(folded.redelivery[seen], chunk.ts_ms[seen])
         causes = None if folded.causes is None else folded.causes[:, ends]
         points = Points(chunk.ts_ms[ends], folded.redelivery[ends], folded.alive[ends], causes)
         self.sum.add(points)
@@ -386,6 +390,7 @@ class RecordedCurve:
         return points
 
 
+@final
 class PolicyCurve:
     """The curve under a policy, from the persists of its replay."""
 
@@ -409,12 +414,6 @@ class PolicyCurve:
 
     def take(self, piece: Piece, epochs: Epochs) -> Points:
         """Add the next events and persists, and return their points."""
-        points = self._exact(piece, epochs)
-        self.sum.add(points)
-        return points
-
-    def _exact(self, piece: Piece, epochs: Epochs) -> Points:
-        """Return the points of the next events and persists, as if the times of the acks were exact."""
         ts_ms, at_ms = piece.events.ts_ms, epochs.at_ms
         ends = np.searchsorted(ts_ms, at_ms, "right")
         durable = np.concatenate(([self._durable], piece.acked[ends] - epochs.unpersisted))
@@ -428,6 +427,7 @@ class PolicyCurve:
             points = points._replace(causes=causes[:, _epoch_of_points(ts_ms[lasts], epoch[lasts], at_ms)])
         self.costs = self.costs.and_then(epochs)
         self._durable, self._causes = int(durable[-1]), causes[:, -1:]
+        self.sum.add(points)
         return points
 
 

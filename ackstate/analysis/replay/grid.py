@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 POINT_COUNT_MAX = 10_000
 # The default of Pulsar 4.2.
 _PULSAR_RANGES = 10_000
+# In a trace recorded by polls, a flush interval has at least so many.
+_POLLS_PER_FLUSH = 5
 # What `candidates` proposes to a Pulsar broker.
 _RATE, _FLUSH_MS, _RANGES = 5, 10_000, 100_000
 
@@ -107,12 +109,18 @@ def _refuse_twins(policies: Sequence[Policy]) -> None:
         labels.add(policy.label)
 
 
-def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None], list[tuple[str, str]]]:
-    """Return the policies under which a new cursor can be opened, and the others by label with the reason."""
+def replayable(
+    policies: Sequence[Policy | None], *, poll_ms: int = 0
+) -> tuple[list[Policy | None], list[tuple[str, str]]]:
+    """Return the policies that can be replayed, and the others by label with the reason.
+
+    No cursor can be opened under some. In a trace that was recorded by polls every `poll_ms`, others would write at
+    times that it does not know.
+    """
     found: list[Policy | None] = []
     refused: list[tuple[str, str]] = []
     for policy in policies:
-        reason = "" if policy is AS_RECORDED else _refusal(policy)
+        reason = "" if policy is AS_RECORDED else _unknown_times(policy, poll_ms) or _refusal(policy)
         if policy is not AS_RECORDED and reason:
             refused.append((policy.label, reason))
         else:
@@ -120,6 +128,20 @@ def persistable(policies: Sequence[Policy | None]) -> tuple[list[Policy | None],
     if refused and all(policy is AS_RECORDED for policy in found):
         raise PolicyError(f"policy: {refused[0][0]}: {refused[0][1]}")
     return found, refused
+
+
+def _unknown_times(policy: Policy, poll_ms: int) -> str:
+    if not poll_ms:
+        return ""
+    if policy.blocks:
+        return "a limit on dispatch cannot be replayed on a trace recorded by polls, which has no deliveries"
+    if policy.cursor.flush_interval_ms < _POLLS_PER_FLUSH * poll_ms:
+        least_s = _POLLS_PER_FLUSH * poll_ms / 1_000
+        return (
+            f"times are known to one poll of {poll_ms / 1_000:g} s, so the flush interval must be at least {least_s:g} "
+            f"s, that of {_POLLS_PER_FLUSH} polls"
+        )
+    return ""
 
 
 def _refusal(policy: Policy) -> str:

@@ -17,7 +17,6 @@ from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.curves import Piece, Points, PolicyCurve, RecordedCurve, joined_points
 from ackstate.analysis.replay.gated_replay import GatedReplay
 from ackstate.analysis.replay.policy import AS_RECORDED
-from ackstate.analysis.replay.polled import PolledPolicyCurve, PolledRecordedCurve
 from ackstate.analysis.replay.pulsar_replay import PulsarReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.entry_bitmap import run_end, runs_of
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.replay.acked import Bools
     from ackstate.analysis.replay.policy import Policy
-    from ackstate.analysis.replay.polled import LowCurve
 
 
 _RESTARTS = (EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER)
@@ -164,9 +162,8 @@ class SubscriptionReplay:
     """
 
     def __init__(self, policies: Sequence[Policy | None], log: Mapping[int, int], *, is_polled: bool = False) -> None:
-        recorded, replayed = (PolledRecordedCurve, PolledPolicyCurve) if is_polled else (RecordedCurve, PolicyCurve)
         self.curves: list[RecordedCurve | PolicyCurve] = [
-            recorded() if policy is AS_RECORDED else replayed() for policy in policies
+            RecordedCurve(is_polled=is_polled) if policy is AS_RECORDED else PolicyCurve() for policy in policies
         ]
         self._policies = policies
         self._log = log
@@ -192,12 +189,7 @@ class SubscriptionReplay:
                 found[index].append(curve.take(chunk))
         if any(policy is not AS_RECORDED for policy in self._policies):
             self._take_pieces(chunk, found)
-        return self._joined(found)
-
-    @property
-    def all_curves(self) -> list[RecordedCurve | PolicyCurve | LowCurve]:
-        """The curves, in a trace of polls followed by the lower ones."""
-        return [*self.curves, *self._lower]
+        return list(map(joined_points, found))
 
     def end(self, end_ms: int) -> list[Points]:
         """Replay the broker's ticks without events up to a time, inclusive; return their points."""
@@ -206,20 +198,9 @@ class SubscriptionReplay:
         if self._is_alive:
             # The tick of the last millisecond is part of the trace, the time after it is not.
             self._replay(NO_EVENTS, end_ms + 1, found, blocked_until_ms=end_ms)
-        for curve, points in zip(self.curves, found, strict=True):
-            if isinstance(curve, PolledRecordedCurve | PolledPolicyCurve):
-                points.append(curve.finish(end_ms))
-        for each in self.all_curves:
+        for each in self.curves:
             each.sum.end(end_ms)
-        return self._joined(found)
-
-    @property
-    def _lower(self) -> list[LowCurve]:
-        return [each.low for each in self.curves if isinstance(each, PolledRecordedCurve | PolledPolicyCurve)]
-
-    def _joined(self, found: Sequence[Sequence[Points]]) -> list[Points]:
-        """Return the points of all curves."""
-        return [joined_points(points) for points in (*found, *(each.take_new() for each in self._lower))]
+        return list(map(joined_points, found))
 
     def _take_pieces(self, chunk: EventChunk, found: list[list[Points]]) -> None:
         if not self._groups:

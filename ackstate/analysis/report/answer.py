@@ -22,8 +22,8 @@ from ackstate.analysis.report.contents import (
     causes,
     count_text,
     headline,
-    interval_text,
     main_subscriptions,
+    number_text,
     role_text,
     short_name,
 )
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 
-POLLED = "Recorded by polls, so redelivery is an interval; charts, causes and savings are those of its upper end"
-"""For a trace of polls."""
 _MAIN_MAX = 3
 _NAMESPACES_MAX = 3
 
@@ -46,8 +44,7 @@ def answer(contents: Contents) -> str:
     """Return the first screen."""
     result = contents.result
     cards = "".join(_card(contents, each) for each in contents.shown)
-    told = [POLLED] if contents.is_polled else []
-    warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in (*told, *result.warnings))
+    warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in result.warnings)
     parts = [
         _part("who", "Mainly for", _who(contents)), _part("why", "Why", _why(contents)),
         _part("change", "What to change", _change(contents)), _part("price", "What it costs", _price(contents)),
@@ -64,9 +61,9 @@ def _part(identity: str, title: str, content: str) -> str:
 
 def _card(contents: Contents, policy: PolicyResult) -> str:
     total, role = policy.total, role_text(contents.result, policy)
-    average = "no duration" if total.expected is None else interval_text(total, "expected")
+    average = "no duration" if total.expected is None else number_text(total, "expected")
     spread = [("p99", "p99"), ("at worst", "max")]
-    said = ", ".join(f"{name} {interval_text(total, key)}" for name, key in spread if getattr(total, key) is not None)
+    said = ", ".join(f"{name} {number_text(total, key)}" for name, key in spread if getattr(total, key) is not None)
     return (
         f'<div class="card"><h2>{escape(role)}</h2><p class="big">{average}</p>'
         f"<p>messages per broker crash; {said}</p><p>{escape(_settings_text(contents, policy))}</p></div>"
@@ -111,7 +108,7 @@ def _shares(found: Sequence[Share], before_detail: str = "") -> str:
     rows = "".join(
         f'<li><span class="name"><bdi>{escape(short_name(each.name))}</bdi> '
         f"<small>{before_detail}<bdi>{escape(_detail(each))}</bdi></small></span>"
-        f'<span class="amount">{_amount(each)} <small>{escape(_percent(each.share))}</small></span>'
+        f'<span class="amount">{count_text(each.number)} <small>{escape(_percent(each.share))}</small></span>'
         f'<span class="share" aria-hidden="true"><span style="width:{each.share:.1%}"></span></span></li>'
         for each in found
     )
@@ -121,10 +118,6 @@ def _shares(found: Sequence[Share], before_detail: str = "") -> str:
 def _detail(each: Share) -> str:
     """Return a topic, perhaps shortened, or the explanation of a cause."""
     return each.detail if each.name in CAUSE_NAMES.values() else short_name(each.detail)
-
-
-def _amount(each: Share) -> str:
-    return count_text(each.number) if each.low is None else count_text(each.low, each.number)
 
 
 def _percent(share: float) -> str:
@@ -200,7 +193,7 @@ def _native(advice: Recommendation) -> str:
     total = advice.native.total
     return (
         f'<p class="aside">Not a setting of Pulsar: ackstate\'s native journal '
-        f"({escape(policy_text(advice.native.policy))}) would redeliver {interval_text(total, 'expected')} messages "
+        f"({escape(policy_text(advice.native.policy))}) would redeliver {number_text(total, 'expected')} messages "
         f"per broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
     )
 

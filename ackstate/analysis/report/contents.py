@@ -62,11 +62,6 @@ class Contents:
         return shown_policies(self.result)
 
     @property
-    def is_polled(self) -> bool:
-        """Whether the trace is one of polls, whose numbers are intervals."""
-        return self.reference.total.low is not None
-
-    @property
     def reference(self) -> PolicyResult:
         """The policy that the first screen is about."""
         return reference_of(self.result)
@@ -77,9 +72,8 @@ class Share(NamedTuple):
 
     name: str  # A subscription or a cause
     detail: str  # The topic of a subscription; an explanation of a cause
-    number: float  # Messages per broker crash, at most
+    number: float  # Messages per broker crash
     share: float  # The share of all, from 0 to 1
-    low: float | None = None  # Messages per broker crash, at least; None if `number` is exact
 
 
 def reference_of(result: SweepResult) -> PolicyResult:
@@ -114,13 +108,7 @@ def main_subscriptions(result: PolicyResult, *, count_max: int) -> list[Share]:
     if not total:
         return []
     return [
-        Share(
-            each.subscription,
-            each.topic,
-            each.expected,
-            each.expected / total,
-            None if each.low is None else each.low.expected,
-        )
+        Share(each.subscription, each.topic, each.expected, each.expected / total)
         for each in _worst(result)[:count_max]
         if each.expected
     ]
@@ -154,29 +142,25 @@ def headline(result: SweepResult) -> str:
         )
     return (
         f"If the broker crashed now, {_messages(total, 'expected')} would be redelivered on average ({role}); "
-        f"at worst {interval_text(total, 'max')}{worst}"
+        f"at worst {number_text(total, 'max')}{worst}"
     )
 
 
 def _messages(estimate: Estimate, name: str) -> str:
-    return f"{interval_text(estimate, name)} acked message{'' if getattr(estimate, name) == 1 else 's'}"
+    return f"{number_text(estimate, name)} acked message{'' if getattr(estimate, name) == 1 else 's'}"
 
 
-def interval_text(estimate: Estimate, name: str) -> str:
-    """Return a known number of an estimate, or its interval in a trace of polls."""
-    high: float = getattr(estimate, name)
-    low = None if estimate.low is None else getattr(estimate.low, name)
-    return count_text(high) if low is None else count_text(low, high)
+def number_text(estimate: Estimate, name: str) -> str:
+    """Return a known number of an estimate."""
+    return count_text(getattr(estimate, name))
 
 
-def count_text(number: float, high: float | None = None) -> str:
-    """Return a number for a sentence, without a fraction if it is large; or an interval.
+def count_text(number: float) -> str:
+    """Return a number for a sentence, without a fraction if it is large.
 
-    >>> count_text(41_234.6), count_text(0.25), count_text(7), count_text(1_200, 1_900)
-    ('41,235', '0.25', '7', '1,200 to 1,900')
+    >>> count_text(41_234.6), count_text(0.25), count_text(7)
+    ('41,235', '0.25', '7')
     """
-    if high is not None and high != number:
-        return f"{count_text(number)} to {count_text(high)}"
     return f"{number:,.0f}" if number >= 100 else f"{number:,.3g}"
 
 

@@ -15,7 +15,7 @@ from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     ROLE_COLOURS,
     count_text,
-    interval_text,
+    number_text,
     role_text,
     short_name,
     time_text,
@@ -113,7 +113,7 @@ def total_figure(contents: Contents) -> str:
     chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
     told = [_death_text(contents), *_band_texts(totals)]
     whole = [
-        f"{role}: p50 {interval_text(each.total, 'p50')}, p99 {interval_text(each.total, 'p99')}"
+        f"{role}: p50 {number_text(each.total, 'p50')}, p99 {number_text(each.total, 'p99')}"
         for role, each in zip(roles, contents.shown, strict=True)
         if each.total.p50 is not None and each.total.p99 is not None
     ]
@@ -140,9 +140,7 @@ def worst_figures(contents: Contents) -> str:
         name = f"{curve.subscription}"
         estimate = estimates[curve.topic, curve.subscription]
         numbers = (("mean", "expected"), ("p99", "p99"), ("max", "max"))
-        said = [
-            f"{label} {interval_text(estimate, key)}" for label, key in numbers if getattr(estimate, key) is not None
-        ]
+        said = [f"{label} {number_text(estimate, key)}" for label, key in numbers if getattr(estimate, key) is not None]
         layers = [*_deaths(contents), _drawn(curve, "", colour, estimate)]
         times = time_axis(curve.ts_ms[0], curve.ts_ms[-1], tick_count=2)
         summary = f"{name}: {', '.join(said)} {_OF_SUBSCRIPTION}"

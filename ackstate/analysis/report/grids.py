@@ -23,10 +23,6 @@ _ESTIMATE_COLUMNS = (
     ("p99", "count"), ("max", "count"), ("max at (UTC)", "time"), ("duplicates a day", "mean"),
     ("writes", "count"), ("bytes written", "count"), ("bytes kept", "count"),
 )  # fmt: skip
-_LOW_COLUMNS = (
-    ("mean, at least", "mean"), ("p50, at least", "count"), ("p90, at least", "count"), ("p99, at least", "count"),
-    ("max, at least", "count"),
-)  # fmt: skip
 _POLICY_COLUMNS = (
     ("policy", "text"), ("role", "text"), ("mean, messages", "mean"), ("p99", "count"), ("max", "count"),
     ("duplicates a day", "mean"), ("writes/s", "mean"), ("bytes/s", "mean"), ("blocked, s", "mean"),
@@ -42,10 +38,9 @@ def grids(contents: Contents) -> list[dict[str, Any]]:
          "rows": [_estimate_row(one) for one in _worst_first(each, scope)]}
         for each in _reference_first(contents) for scope in _SCOPES
     ]  # fmt: skip
-    columns = [*_ESTIMATE_COLUMNS, *(_LOW_COLUMNS if contents.is_polled else ())]
-    found = [_grid("estimates", "Estimates", columns, [each for each in views if each["rows"]], sort=2)]
+    found = [_grid("estimates", "Estimates", _ESTIMATE_COLUMNS, [each for each in views if each["rows"]], sort=2)]
     if len(result.policies) > 1:
-        found.append(_policy_grid(result, is_polled=contents.is_polled))
+        found.append(_policy_grid(result))
     return _limited(found)
 
 
@@ -58,12 +53,11 @@ def _worst_first(result: PolicyResult, scope: str) -> list[Estimate]:
     return sorted((each for each in result.estimates if each.scope == scope), key=lambda each: -(each.expected or 0))
 
 
-def _policy_grid(result: SweepResult, *, is_polled: bool) -> dict[str, Any]:
+def _policy_grid(result: SweepResult) -> dict[str, Any]:
     names = policy_names(result)
     rows = [_policy_row(result, each, names[each.label]) for each in result.policies]
     picked = None if result.recommended is None else names[result.recommended.label]
-    columns = [*_POLICY_COLUMNS, *(_LOW_COLUMNS if is_polled else ())]
-    grid = _grid("all-policies", "Policies", columns, [{"label": "", "rows": rows}], sort=2)
+    grid = _grid("all-policies", "Policies", _POLICY_COLUMNS, [{"label": "", "rows": rows}], sort=2)
     return grid | {"descending": False, "picked": picked}
 
 
@@ -105,13 +99,8 @@ def _estimate_row(each: Estimate) -> list[Any]:
     numbers = [None if number is None else round(number, 3) for number in (each.expected, each.duplicates_per_day)]
     return [
         *names, numbers[0], each.p50, each.p90, each.p99, each.max, each.max_ts_ms, numbers[1],
-        each.write_count, each.bytes_written, each.bytes_kept, *_lows(each),
+        each.write_count, each.bytes_written, each.bytes_kept,
     ]  # fmt: skip
-
-
-def _lows(each: Estimate) -> list[float | None]:
-    low = each.low
-    return [] if low is None else [low.expected and round(low.expected, 3), low.p50, low.p90, low.p99, low.max]
 
 
 def _policy_row(result: SweepResult, each: PolicyResult, name: str) -> list[Any]:
@@ -123,5 +112,4 @@ def _policy_row(result: SweepResult, each: PolicyResult, name: str) -> list[Any]
     return [
         name, note, total.expected, total.p99, total.max, total.duplicates_per_day,
         total.per_second(total.write_count), *prices, "yes" if each.is_on_front and not each.never_flushed else "",
-        *_lows(total),
     ]  # fmt: skip

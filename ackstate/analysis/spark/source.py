@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.spark.session import parquet_frame
-from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA
 from ackstate.analysis.trace.parquet import Span, check_trace
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class SparkSource(NamedTuple):
 
     @classmethod
     def checked(cls, spark: SparkSession, span: Span) -> Self:
-        columns = POLLED_SCHEMA if span.has_intervals else TRACE_SCHEMA
-        return cls(parquet_frame(spark, from_arrow_schema(columns), *span.files), span)
+        return cls(parquet_frame(spark, from_arrow_schema(TRACE_SCHEMA), *span.files), span)
 
     def made_by(self) -> tuple[tuple[str, str], ...]:
         return versions(self.frame.sparkSession)

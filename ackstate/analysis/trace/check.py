@@ -13,23 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 import numpy as np
 from pyroaring import BitMap
 
-from ackstate.analysis.trace.chunks import (
-    ROWS_AT_ONCE,
-    Events,
-    bitmaps_of,
-    check_ledgers,
-    events_of,
-    has_intervals,
-    pieces,
-)
-from ackstate.analysis.trace.events import (
-    EVENT_COLUMNS,
-    NAMES_ENTRIES,
-    POLLED_KINDS,
-    POLLED_ONLY,
-    EventKind,
-    TraceError,
-)
+from ackstate.analysis.trace.chunks import ROWS_AT_ONCE, Events, bitmaps_of, check_ledgers, events_of, pieces
+from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
 from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import dropped_line
@@ -262,8 +247,7 @@ def _without(these: _Bitmaps, those: _Bitmaps) -> _Bitmaps:
 
 
 _KEY = ("topic", "subscription", "chunk")
-_KINDS = {False: np.array(sorted(set(EventKind) - POLLED_ONLY)), True: np.array(sorted(POLLED_KINDS))}
-"""The kinds that a trace may have, by whether it is one of polls."""
+_KINDS = np.array(sorted(EventKind))
 NAMING = np.array(sorted(NAMES_ENTRIES))
 """The kinds that always have entries."""
 _EVENTS = tuple(EVENT_COLUMNS)
@@ -349,7 +333,6 @@ class CheckedChunk(NamedTuple):
     first_seq: int
     bounds_ms: tuple[int, int]
     events: Events
-    is_polled: bool = False
 
 
 @final
@@ -401,7 +384,7 @@ class _TraceCheck:
             return f"seq {chunk.first_seq + row} of {where} ({name} {run} at {events.ts_ms[row]})"
 
         self._bad_rows.rows += len(events.kind)
-        is_known = np.isin(events.kind, _KINDS[chunk.is_polled])
+        is_known = np.isin(events.kind, _KINDS)
         wrong = {Wrong.UNKNOWN_KIND: ~is_known, **wrong_alone(events)}
         wrong[Wrong.TIME_OUTSIDE] = self._clock.judge(events.ts_ms)
         wrong[Wrong.TIME_BACK] = followed.order.judge_times(events.ts_ms)
@@ -443,14 +426,12 @@ def read_chunks(path: Location) -> Iterator[CheckedChunk]:
 def _chunks_of(file: Location, batch: pa.RecordBatch) -> Iterator[CheckedChunk]:
     try:
         for piece in pieces(batch):
-            is_polled = has_intervals(piece.schema)
-            offsets, columns = events_of(piece, (*_EVENTS, "until_ms") if is_polled else _EVENTS)
-            columns = columns[: len(_EVENTS)]
+            offsets, columns = events_of(piece, _EVENTS)
             bounds = offsets.tolist()
             rows = (piece[name].to_pylist() for name in (*_KEY, "first_seq", "first_ts_ms", "last_ts_ms"))
             for row, (topic, subscription, number, first_seq, *times) in enumerate(zip(*rows, strict=True)):
                 events = Events(*(column[bounds[row] : bounds[row + 1]] for column in columns))
-                yield CheckedChunk((topic, subscription), number, first_seq, (times[0], times[1]), events, is_polled)
+                yield CheckedChunk((topic, subscription), number, first_seq, (times[0], times[1]), events)
             check_ledgers(piece, offsets, _EVENTS, columns)
     except TraceError as error:
         raise TraceError(f"{file}: {error}") from None

@@ -32,9 +32,7 @@ from ackstate.analysis.trace.events import (
     DROPPED_KEY,
     EVENT_COLUMNS,
     FILES_KEY,
-    INTERVAL_VERSION,
     ONLY,
-    POLLED_UNTIL_KEY,
     SCALAR_COLUMNS,
     SEVERAL,
     TRACE_VERSION,
@@ -123,11 +121,6 @@ TRACE_SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
 )
-POLLED_SCHEMA = pa.schema(
-    [*TRACE_SCHEMA, pa.field("until_ms", pa.binary(), nullable=False)],
-    metadata={VERSION_KEY: str(INTERVAL_VERSION).encode()},
-)
-"""Columns of a trace of polls."""
 SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
 """Value for a Parquet file that is one of several."""
 # Spark verifies the checksums too, so damage inside a page is detected.
@@ -135,8 +128,6 @@ WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictio
 """How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""
 # Neighbours differ by little. A key-shared trace takes 0.7 bytes an event, against 2 with the shorter form for each.
 _IN_STEPS = frozenset(("ts_ms", "first_entry"))
-# Columns that are packed as their distance above another one.
-_DISTANCES = {"last_entry": "first_entry", "until_ms": "ts_ms"}
 ROWS_AT_ONCE = 64
 """Readers hold at most this many rows."""
 EVENTS_AT_ONCE = 1 << 20
@@ -158,22 +149,6 @@ class Events(NamedTuple):
         return Events(*(column[chosen] for column in self))
 
 
-class PolledEvents(NamedTuple):
-    """Events of one subscription, or of a topic, in a trace of polls; columns as in the trace."""
-
-    ts_ms: Int64s
-    kind: Int64s
-    ledger_id: Int64s
-    first_entry: Int64s
-    last_entry: Int64s
-    number: Int64s
-    until_ms: Int64s
-
-    def exact(self) -> Events:
-        """Return the columns that exact traces have as well."""
-        return Events(*self[:-1])
-
-
 def bitmaps_of(ledger_id: Int64s, first: Int64s, last: Int64s) -> Iterator[tuple[int, BitMap]]:
     """Yield each ledger with the entries that some runs name, which may be in any order and overlap."""
     order = np.argsort(first, kind="stable")
@@ -188,11 +163,11 @@ class ChunkRow(NamedTuple):
     key: tuple[str, str]  # Its topic and subscription
     chunk: int  # Its number in the subscription
     first_seq: int  # The `seq` of its first event
-    events: Events | PolledEvents  # At least one
+    events: Events  # At least one
 
 
 def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
-    """Return chunks as rows of `TRACE_SCHEMA`, or of `POLLED_SCHEMA` if they are of a trace of polls."""
+    """Return chunks as rows of `TRACE_SCHEMA`."""
     keys, chunks, first_seqs, events = zip(*rows, strict=True)
     topics, subscriptions = zip(*keys, strict=True)
     columns = {
@@ -204,20 +179,15 @@ def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
         columns[name] = [pack(_written(each, name), has_steps=name in _IN_STEPS) for each in events]
     arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
     arrays.append(_ledgers_of(events))
-    if not hasattr(events[0], "until_ms"):
-        return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
-    arrays.append(pa.array([pack(_written(each, "until_ms")) for each in events], pa.binary()))
-    return pa.Table.from_arrays(arrays, schema=POLLED_SCHEMA)
+    return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
 
 
-def _written(events: Events | PolledEvents, name: str) -> Int64s:
+def _written(events: Events, name: str) -> Int64s:
     column: Int64s = np.asarray(getattr(events, name), np.int64)
-    if name == "until_ms":
-        return column - events.ts_ms
     return column - events.first_entry if name == "last_entry" else column
 
 
-def _ledgers_of(events: Sequence[Events | PolledEvents]) -> pa.Array:
+def _ledgers_of(events: Sequence[Events]) -> pa.Array:
     found = [named_entries(each.kind, each.ledger_id, each.last_entry) for each in events]
     offsets = np.cumsum([0, *(each.shape[1] for each in found)], dtype=np.int32)
     columns = np.concatenate(found, axis=1)
@@ -250,11 +220,6 @@ def named_entries(kind: Int64s, ledger_id: Int64s, last_entry: Int64s) -> npt.ND
     return named
 
 
-def has_intervals(schema: pa.Schema) -> bool:
-    """Return whether rows are of a trace of polls."""
-    return "until_ms" in schema.names
-
-
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch in groups of at most `EVENTS_AT_ONCE` events, but at least one row."""
     counts = batch["event_count"].fill_null(0).to_numpy()
@@ -275,11 +240,8 @@ def events_of(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list
         damaged(batch, row, "it has no events")
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     columns = {name: _joined(batch, name, counts.tolist(), int(offsets[-1])) for name in packed_columns(names)[1:]}
-    if "until_ms" in columns:
-        refuse(batch, offsets, columns["until_ms"] < 0, "'until_ms' is before 'ts_ms'")
-    for name, base in _DISTANCES.items():
-        if name in columns:
-            columns[name] += columns[base]
+    if "last_entry" in columns:
+        columns["last_entry"] += columns["first_entry"]
     return offsets, [columns[name] for name in names]
 
 
@@ -307,8 +269,9 @@ def ledgers_told(batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.int64]]:
 
 def packed_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that `events_of` reads for some columns."""
-    more = {base for name, base in _DISTANCES.items() if name in names}
-    return ("event_count", *dict.fromkeys((*names, *sorted(more - set(names)))))
+    # `last_entry` is packed as the distance above `first_entry`.
+    more = ("first_entry",) if "last_entry" in names else ()
+    return ("event_count", *dict.fromkeys((*names, *more)))
 
 
 def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool_], what: str = "") -> None:
@@ -352,15 +315,14 @@ class ChunkWriter:
         file: Location,
         *,
         written: Mapping[tuple[str, str], tuple[int, int]] | None = None,
-        polled_until_ms: int = -1,
+        notes: Mapping[bytes, int] | None = None,  # further key-value metadata
     ) -> None:
         self.events = 0
         self.dropped_events = 0  # that the source lacks, because its recorder dropped them; may be set until the end
-        self._notes = {FILES_KEY: ONLY if written is None else SEVERAL}
-        if polled_until_ms >= 0:
-            self._notes[POLLED_UNTIL_KEY] = str(polled_until_ms).encode()
+        metadata = {**TRACE_SCHEMA.metadata, FILES_KEY: ONLY if written is None else SEVERAL}
+        metadata |= {key: str(number).encode() for key, number in (notes or {}).items()}
         self._sink = file.open("wb")
-        self._writer: pq.ParquetWriter | None = None  # opened with the first rows, whose columns it has
+        self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA.with_metadata(metadata), **WRITE_OPTIONS)
         self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
         self._rows: list[ChunkRow] = []
         self._waiting = 0
@@ -370,7 +332,7 @@ class ChunkWriter:
         """The number of chunks and of events of each (topic, subscription) so far, with those of earlier files."""
         return dict(self._begun)
 
-    def write(self, key: tuple[str, str], events: Events | PolledEvents) -> None:
+    def write(self, key: tuple[str, str], events: Events) -> None:
         """Write the next chunk of a (topic, subscription); no-op without events."""
         count = len(events.kind)
         if not count:
@@ -388,10 +350,9 @@ class ChunkWriter:
         with self._sink:
             if self._rows:
                 self._write_row_group()
-            writer = self._opened(TRACE_SCHEMA)
             if self.dropped_events:
-                writer.add_key_value_metadata({DROPPED_KEY: str(self.dropped_events).encode()})
-            writer.close()
+                self._writer.add_key_value_metadata({DROPPED_KEY: str(self.dropped_events).encode()})
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -402,20 +363,11 @@ class ChunkWriter:
             return
         # After a failure the file is discarded: another error while closing it would hide the first.
         with suppress(pa.ArrowException, OSError, ValueError):
-            if self._writer is not None:
-                self._writer.close()
+            self._writer.close()
         with suppress(OSError):
             self._sink.close()
 
     def _write_row_group(self) -> None:
-        table = table_of(self._rows)
-        writer = self._opened(table.schema)
-        writer.write_table(table.replace_schema_metadata(writer.schema.metadata))
+        self._writer.write_table(table_of(self._rows).replace_schema_metadata(self._writer.schema.metadata))
         self._rows.clear()
         self._waiting = 0
-
-    def _opened(self, schema: pa.Schema) -> pq.ParquetWriter:
-        if self._writer is None:
-            schema = schema.with_metadata({**schema.metadata, **self._notes})
-            self._writer = pq.ParquetWriter(self._sink, schema, **WRITE_OPTIONS)
-        return self._writer

@@ -24,15 +24,6 @@ ledgers         list of structs   for each ledger that the events name, rising: 
                                   ACK or MARK_DELETE (``acked``), all int64, 0 if there is none
 ==============  ================  ==================================================================================
 
-A trace of polls (version 4) has a column more, because polls only show that an event happened between two of them:
-
-==============  ================  ==================================================================================
-until_ms        packed int64      the event happened at `ts_ms` or later, and at this time or earlier; packed as the
-                                  distance above `ts_ms`
-==============  ================  ==================================================================================
-
-Its events are in the order of `ts_ms`, their earliest times. An event never happens before one of an earlier poll.
-
 Packed is a binary value with `event_count` numbers, as in `ackstate.analysis.trace.chunks`.
 """
 
@@ -44,13 +35,13 @@ from typing import NamedTuple
 from ackstate.errors import AckStateError
 
 TRACE_VERSION = 3
-"""The version of a trace whose events have exact times."""
-INTERVAL_VERSION = 4
-"""The version of a trace of polls, with `until_ms`."""
 CHUNK_EVENTS = 16_384
 VERSION_KEY = b"ackstate.trace.version"
+POLL_MS_KEY = b"ackstate.trace.poll_ms"
+"""Key-value metadata of a file that was recorded by polls: the time between two polls, a decimal number. An event
+happened at its time or since the poll before."""
 POLLED_UNTIL_KEY = b"ackstate.trace.polled_until_ms"
-"""Key-value metadata of a file of a trace of polls: the time of the last poll, a decimal number; may be missing."""
+"""Key-value metadata of such a file: the time of the last poll, a decimal number."""
 DROPPED_KEY = b"ackstate.trace.dropped_events"
 """Key-value metadata of a file: the number of events that it lacks because a recorder dropped them, a decimal number;
 missing if there are none."""
@@ -115,11 +106,6 @@ class EventKind(IntEnum):
     are not durable from here on, even if the persist fails."""
     RESET = 14
     """The cursor was reset, durably: like RECOVER, for a cursor that stays open."""
-    PERSIST_SEEN = 15
-    """Only in a trace of polls: a record became durable, or may have, between `ts_ms` and `until_ms`, and after the
-    records of earlier events. It may cover any ack before this event. number: it certainly covers the acks whose
-    `until_ms` is at most this time, except those named by CUT_OFF events right after it, which it may lack; -1: it
-    covers no ack for certain, and the acks that were certainly durable before it remain so."""
     BATCH = 16
     """In a trace whose unit is messages: these are the messages of one entry, before the first of them is acked."""
     COMMAND = 17
@@ -134,15 +120,6 @@ NAMES_ENTRIES = frozenset({
 """The kinds that always have entries."""
 
 
-POLLED_ONLY = frozenset({EventKind.PERSIST_SEEN})
-"""The kinds that occur only in a trace of polls."""
-POLLED_KINDS = POLLED_ONLY | {
-    EventKind.PUBLISH, EventKind.ACK, EventKind.MARK_DELETE, EventKind.CUT_OFF, EventKind.CRASH, EventKind.RECOVER,
-    EventKind.REDELIVER, EventKind.RESET,
-}  # fmt: skip
-"""The kinds that occur in a trace of polls."""
-
-
 class Event(NamedTuple):
     """One event of one subscription, or of the topic. The fields are those of the columns."""
 
@@ -152,15 +129,3 @@ class Event(NamedTuple):
     first_entry: int = -1
     last_entry: int = -1
     number: int = -1
-
-
-class PolledEvent(NamedTuple):
-    """One event of a trace of polls. The fields are those of the columns."""
-
-    ts_ms: int
-    kind: EventKind
-    ledger_id: int = -1
-    first_entry: int = -1
-    last_entry: int = -1
-    number: int = -1
-    until_ms: int = -1

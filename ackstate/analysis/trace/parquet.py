@@ -29,19 +29,18 @@ from pyroaring import BitMap
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.location import StorePath
-from ackstate.analysis.trace.chunks import POLLED_SCHEMA, TRACE_SCHEMA, ChunkWriter, Events, PolledEvents, has_intervals
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA, ChunkWriter, Events
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     DROPPED_KEY,
     FILES_KEY,
-    INTERVAL_VERSION,
     ONLY,
+    POLL_MS_KEY,
     POLLED_UNTIL_KEY,
     SEVERAL,
     TRACE_VERSION,
     VERSION_KEY,
     Event,
-    PolledEvent,
     TraceError,
 )
 from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS, TraceClock
@@ -211,7 +210,6 @@ def _delete_all(directory: StorePath, run: str) -> None:
 
 _CHUNK = ("topic", "subscription", "chunk")
 _TIMES = ("first_ts_ms", "last_ts_ms")
-_SCHEMAS = {TRACE_VERSION: TRACE_SCHEMA, INTERVAL_VERSION: POLLED_SCHEMA}
 _SUFFIX = ".parquet"
 _MS_DIGITS_MAX = 13  # until the year 2286
 _COUNT_DIGITS_MAX = 18
@@ -231,7 +229,7 @@ def write_trace(frames: Iterable[Frame], path: Location) -> int:
     """
     with new_trace(path) as files:
         with ChunkWriter(files.file()) as writer:
-            _write_chunks(frames, writer)
+            write_chunks(frames, writer)
         if not writer.events:
             raise TraceError(f"{path}: there is no event, so there is no trace to write")
     return writer.events
@@ -329,7 +327,7 @@ class Span(NamedTuple):
     files: tuple[Location, ...]
     row_groups_max: int = 1  # Number of row groups in the file that has most
     size_bytes: int = 0  # Uncompressed size of its columns
-    has_intervals: bool = False  # Whether it is a trace of polls, whose events have intervals instead of times
+    poll_ms: int = 0  # The longest time between two polls, if it was recorded by polls; else 0
     dropped_events: int = 0  # Events that it lacks because a recorder dropped them
     days: tuple[str, ...] = ()  # The names of the days, if it is a directory of daily traces
 
@@ -341,17 +339,16 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
     begins: list[int] = []
     ends: list[int] = []
     clock = TraceClock()
-    row_groups_max = size_bytes = dropped = 0
+    row_groups_max = size_bytes = poll_ms = dropped = 0
     files = trace_files(path)
     listed = check_names(path, files)
     stated: dict[Location, bytes | None] = {}
-    polled: dict[bool, Location] = {}
     for file in files:
-        rows, row_groups, size, notes, is_polled = _scalars(file)
+        rows, row_groups, size, notes = _scalars(file)
         stated[file] = notes.get(FILES_KEY)
         ends.append(_noted(file, notes, POLLED_UNTIL_KEY, digits_max=_MS_DIGITS_MAX))
         dropped += _noted(file, notes, DROPPED_KEY, digits_max=_COUNT_DIGITS_MAX)
-        polled[is_polled] = file
+        poll_ms = max(poll_ms, _noted(file, notes, POLL_MS_KEY, digits_max=_MS_DIGITS_MAX))
         size_bytes += size
         row_groups_max = max(row_groups_max, row_groups)
         if is_timed:
@@ -369,10 +366,6 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             chunks.add(chunk)
     if not found:
         raise TraceError(f"{path}: the trace is empty")
-    if len(polled) > 1:
-        raise TraceError(
-            f"{polled[True]}: it is a file of a trace of polls, unlike {polled[False].name}: keep the traces apart"
-        )
     check_files(path, stated, listed)
     for (topic, subscription), chunks in found.items():
         missing = run_end(chunks, 0) if 0 in chunks else 0
@@ -380,9 +373,7 @@ def check_trace(path: Location, *, is_timed: bool = True) -> Span:
             where = f"subscription {subscription!r} of {topic}" if subscription else topic
             raise TraceError(f"{path}: chunk {missing} of {where} is missing")
     count = sum(map(len, found.values()))
-    return Span(
-        min(begins), max(ends), count, path, tuple(files), row_groups_max, size_bytes, True in polled, dropped
-    )  # fmt: skip
+    return Span(min(begins), max(ends), count, path, tuple(files), row_groups_max, size_bytes, poll_ms, dropped)
 
 
 def _noted(file: Location, notes: Mapping[bytes, bytes], key: bytes, *, digits_max: int) -> int:
@@ -393,12 +384,12 @@ def _noted(file: Location, notes: Mapping[bytes, bytes], key: bytes, *, digits_m
     return int(text)
 
 
-def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes], bool]:
-    """Check a file; return its chunks with times, number and size of its row groups, metadata, `has_intervals`."""
+def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes]]:
+    """Check a file; return its chunks with times, number and size of its row groups, and its metadata."""
     if not file.is_file():
         raise TraceError(f"{file}: not a file")
     with opened_parquet(file) as parquet:
-        schema = _check_schema(file, parquet)
+        _check_schema(file, parquet)
         rows = parquet.read([*_CHUNK, "first_seq", *_TIMES, "event_count"])
         for name in rows.column_names:
             if rows[name].null_count:
@@ -408,7 +399,7 @@ def _scalars(file: Location) -> tuple[pa.Table, int, int, Mapping[bytes, bytes],
             raise TraceError(f"{file}: row {row + 1} has {counts[row]} events; a row must have 1 to {_ROW_EVENTS_MAX}")
         groups = range(parquet.num_row_groups)
         size = sum(parquet.metadata.row_group(number).total_byte_size for number in groups)
-        return rows, len(groups), size, parquet.metadata.metadata or {}, has_intervals(schema)
+        return rows, len(groups), size, parquet.metadata.metadata or {}
 
 
 @contextmanager
@@ -436,18 +427,17 @@ def _check_times(file: Location, rows: pa.Table, clock: TraceClock) -> None:
         raise TraceError(f"{file}: row {row + 1}, {where}: {clock.wrong(ts_ms)}")
 
 
-def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
-    """Return the columns of a file; check that they match its version."""
+def _check_schema(file: Location, parquet: pq.ParquetFile) -> None:
+    """Check the version and the columns of a file."""
     version = (parquet.metadata.metadata or {}).get(VERSION_KEY, b"0")
     if not version.isdigit() or not int(version):
         raise TraceError(f"{file}: not a trace, its version is {version!r}")
-    if int(version) not in _SCHEMAS:
+    if int(version) != TRACE_VERSION:
         raise UnsupportedVersionError(
-            f"{file}: trace has version {int(version)}; this release reads versions {TRACE_VERSION} and"
-            f" {INTERVAL_VERSION}"
+            f"{file}: trace has version {int(version)}; this release reads version {TRACE_VERSION}"
         )
-    found, expected = parquet.schema_arrow, _SCHEMAS[int(version)]
-    for field in expected:
+    found = parquet.schema_arrow
+    for field in TRACE_SCHEMA:
         matching = found.get_all_field_indices(field.name)
         if len(matching) != 1:
             many = "present several times" if matching else "missing"
@@ -455,7 +445,6 @@ def _check_schema(file: Location, parquet: pq.ParquetFile) -> pa.Schema:
         kind = found.field(matching[0]).type
         if not _is_alike(kind, field.type):
             raise TraceError(f"{file}: not a trace, column {field.name!r} is {kind}, expected {field.type}")
-    return expected
 
 
 def _is_alike(kind: pa.DataType, expected: pa.DataType) -> bool:
@@ -491,9 +480,9 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
         aside.unlink()
 
 
-def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
+def write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
     """Cut each subscription's events into chunks, in order."""
-    open_chunks: dict[tuple[str, str], list[Event | PolledEvent]] = defaultdict(list)
+    open_chunks: dict[tuple[str, str], list[Event]] = defaultdict(list)
     clock = TraceClock()
     for topic, subscription, events in frames:
         key = (topic, subscription)
@@ -508,9 +497,8 @@ def _write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
         writer.write(key, _arrays(rest))
 
 
-def _arrays(events: Sequence[Event | PolledEvent]) -> Events | PolledEvents:
-    kind = PolledEvents if events and isinstance(events[0], PolledEvent) else Events
-    return kind(*np.array(events, np.int64).reshape(len(events), len(kind._fields)).T)
+def _arrays(events: Sequence[Event]) -> Events:
+    return Events(*np.array(events, np.int64).reshape(len(events), len(Events._fields)).T)
 
 
 DAY_SEQ = 2**44
@@ -556,8 +544,6 @@ def check_days(path: Location) -> list[Span]:
                 f"{after.path}: all days must have times of the same clock, got {after.begin_ms} ms after "
                 f"{before.path.name} ended at {before.end_ms} ms: write {RULE}"
             )
-        if after.has_intervals != before.has_intervals:
-            raise TraceError(f"{after.path}: another kind of trace than {before.path.name}: keep the traces apart")
     return days
 
 
@@ -570,6 +556,7 @@ def span_of(days: Sequence[Span]) -> Span:
         chunk_count=sum(each.chunk_count for each in days),
         row_groups_max=max(each.row_groups_max for each in days),
         size_bytes=sum(each.size_bytes for each in days),
+        poll_ms=max(each.poll_ms for each in days),
         dropped_events=sum(each.dropped_events for each in days),
         days=tuple(day.path.name for day in days),
     )

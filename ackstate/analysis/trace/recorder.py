@@ -7,8 +7,7 @@ keeps written data when the process dies, so only the last frame may be torn; a 
 ``header``  ``ACKTRACE``, version u32
 ``frame``   length u32 of the payload, CRC-32C u32 of those four bytes, CRC-32C u32 of the payload; the payload is
             topic length u16, subscription length u16, both names in UTF-8, then events of
-            ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64; in a recording of polls,
-            which has version 3, followed by until_ms i64
+            ts_ms i64, kind u8, ledger_id i64, first_entry i64, last_entry i64, number i64
 
 All numbers are little-endian.
 """
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 import google_crc32c
 import numpy as np
 
-from ackstate.analysis.trace.events import POLLED_ONLY, Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -32,18 +31,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECORDING_VERSION = 2
-POLLED_VERSION = 3
-"""The version of a recording of polls."""
 _MAGIC = b"ACKTRACE"
 _HEADER = struct.Struct("<8sI")
 _FRAME = struct.Struct("<III")
 _NAMES = struct.Struct("<HH")
 _EVENT = struct.Struct("<qBqqqq")
-_POLLED_EVENT = struct.Struct("<qBqqqqq")
-_FIELDS = {
-    version: np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in kind_of._fields])
-    for version, kind_of in ((RECORDING_VERSION, Event), (POLLED_VERSION, PolledEvent))
-}
+_FIELDS = np.dtype([(name, "<u1" if name == "kind" else "<i8") for name in Event._fields])
 _SUFFIX = ".events"
 
 
@@ -54,8 +47,7 @@ class Recorder:
     Safe for any number of threads.
     """
 
-    def __init__(self, directory: Path, *, has_intervals: bool = False) -> None:
-        self._event = _POLLED_EVENT if has_intervals else _EVENT
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         number = 1 + max((int(path.stem) for path in segments(directory)), default=0)
         self.path = directory / f"{number:06}{_SUFFIX}"
@@ -65,13 +57,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._size = 0
         try:
-            self._write(_HEADER.pack(_MAGIC, POLLED_VERSION if has_intervals else RECORDING_VERSION))
+            self._write(_HEADER.pack(_MAGIC, RECORDING_VERSION))
         except BaseException:
             self.close()
             self.path.unlink()
             raise
 
-    def record(self, topic: str, subscription: str, events: Sequence[Event] | Sequence[PolledEvent]) -> None:
+    def record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
         """Append events that belong together, as one frame."""
         if not events:
             return
@@ -80,7 +72,7 @@ class Recorder:
             texts = (topic.encode(), subscription.encode())
             names = _NAMES.pack(*map(len, texts)) + b"".join(texts)
             self._names[topic, subscription] = names
-        payload = names + b"".join([self._event.pack(*event) for event in events])
+        payload = names + b"".join([_EVENT.pack(*event) for event in events])
         header = _FRAME.pack(len(payload), _length_checksum(len(payload)), google_crc32c.value(payload))
         self._write(header + payload)
 
@@ -115,7 +107,7 @@ class Frame(NamedTuple):
 
     topic: str
     subscription: str
-    events: list[Event] | list[PolledEvent]
+    events: list[Event]
 
 
 def segments(directory: Path) -> list[Path]:
@@ -128,25 +120,10 @@ def read_recording(directory: Path) -> Iterator[Frame]:
     paths = segments(directory)
     if not paths:
         raise TraceError(f"{directory}: no recording here, expected files such as 000001{_SUFFIX}")
-    is_polled: bool | None = None
     for number, path in enumerate(paths, start=1):
         if int(path.stem) != number:
             raise TraceError(f"{directory}: segment {number:06}{_SUFFIX} is missing")
-        for frame in _read_segment(path):
-            has_intervals = isinstance(next(iter(frame.events), None), PolledEvent)
-            if is_polled not in {None, has_intervals}:
-                raise TraceError(f"{path}: exact events and polls are in one recording: keep them apart")
-            is_polled = has_intervals
-            yield frame
-
-
-def polled_frames(directory: Path) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield topic, subscription and events of every frame of a recording of polls, as arrays with their fields."""
-    for path in segments(directory):
-        for version, _, frame in _frames(path):
-            if version != POLLED_VERSION:
-                raise TraceError(f"{path}: not a recording of polls")
-            yield frame
+        yield from _read_segment(path)
 
 
 def torn_bytes(path: Path) -> int:
@@ -161,11 +138,10 @@ def torn_bytes(path: Path) -> int:
 
 
 def check_segment(path: Path) -> None:
-    """Check that a file is a segment of exact events in the present version; its frames are not checked."""
+    """Check that a file is a segment in the present version; its frames are not checked."""
     _check_file(path)
     with path.open("rb") as file:
-        if _check_header(path, file.read(_HEADER.size)) == POLLED_VERSION:
-            raise TraceError(f"{path}: a recording of polls, which only ackstate pulsar record continues")
+        _check_header(path, file.read(_HEADER.size))
 
 
 def _check_file(path: Path) -> None:
@@ -176,31 +152,19 @@ def _check_file(path: Path) -> None:
 
 def _read_segment(path: Path) -> Iterator[Frame]:
     _check_file(path)
-    for version, offset, (topic, subscription, rows) in _frames(path):
-        kind_of = PolledEvent if version == POLLED_VERSION else Event
-        try:
-            events = [kind_of(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows.tolist()]
-            if kind_of is Event and any(event.kind in POLLED_ONLY for event in events):
-                raise ValueError("it has a kind of event that only a recording of polls has")
-        except ValueError as error:
-            raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
-        yield Frame(topic, subscription, events)  # type: ignore[arg-type] # all of one class
-
-
-def _frames(path: Path) -> Iterator[tuple[int, int, tuple[str, str, np.ndarray]]]:
-    """Yield the version of a segment with each complete frame: its offset, then its topic, subscription and events."""
     data = path.read_bytes()
-    version = _check_header(path, data[: _HEADER.size])
     # A writer that died before its header was complete recorded nothing.
-    for offset, payload in _payloads(path, data) if version else ():
+    for offset, payload in _payloads(path, data) if _check_header(path, data[: _HEADER.size]) else ():
         try:
             topic_size, subscription_size = _NAMES.unpack_from(payload)
             topic_end = _NAMES.size + topic_size
             names_end = topic_end + subscription_size
             names = payload[_NAMES.size : topic_end].decode(), payload[topic_end:names_end].decode()
-            yield version, offset, (*names, np.frombuffer(payload, _FIELDS[version], offset=names_end))
+            rows = np.frombuffer(payload, _FIELDS, offset=names_end).tolist()
+            events = [Event(ts_ms, EventKind(kind), *rest) for ts_ms, kind, *rest in rows]
         except (struct.error, ValueError) as error:
             raise TraceError(f"{path}: the frame at byte {offset} is invalid: {error}") from error
+        yield Frame(*names, events)
 
 
 def _payloads(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -228,10 +192,9 @@ def _check_header(path: Path, header: bytes) -> int:
     _, version = _HEADER.unpack(header)
     if version < 1:
         raise TraceError(f"{path}: not a recording, its version is {version}")
-    if version not in (RECORDING_VERSION, POLLED_VERSION):
+    if version != RECORDING_VERSION:
         raise UnsupportedVersionError(
-            f"{path}: recording has version {version}; this release reads versions {RECORDING_VERSION} and"
-            f" {POLLED_VERSION}"
+            f"{path}: recording has version {version}; this release reads version {RECORDING_VERSION}"
         )
     return int(version)
 

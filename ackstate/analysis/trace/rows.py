@@ -22,7 +22,7 @@ import pyarrow.json as pj
 
 from ackstate.analysis.trace.check import NAMING, BadRows, Wrong, count_wrong, wrong_alone
 from ackstate.analysis.trace.chunks import Events, Int64s, Mask
-from ackstate.analysis.trace.events import POLLED_ONLY, EventKind, TraceError
+from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.times import TraceClock
 
 
-KINDS = {kind.name.lower(): kind.value for kind in EventKind if kind not in POLLED_ONLY}
+KINDS = {kind.name.lower(): kind.value for kind in EventKind}
 NO_SEQ = -1
 ROW_SCHEMA = pa.schema(
     [("topic", pa.string()), ("subscription", pa.string()), ("ts_ms", pa.int64()), ("kind", pa.string())]

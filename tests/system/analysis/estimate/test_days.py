@@ -17,7 +17,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import trace_hash
-from ackstate.analysis.trace.events import Event, EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_days, days_of, span_of
 from ackstate.analysis.trace.recorder import Frame
 from command_line import assert_one_line, run
@@ -154,7 +154,6 @@ def test_a_missing_day_is_named_and_an_empty_one_is_none(days):
 @pytest.mark.parametrize(("event", "said"), [
     (Event(20, ACK, 1, 9, 9), r"it begins at 20 ms, and day=2026-11-22 ends at 20 ms: a day must begin after"),
     (Event(1_700_000_000_000, ACK, 1, 0, 0), r"all days must have times of the same clock, .* after day=2026-11-22"),
-    (PolledEvent(100, ACK, 1, 9, 9, until_ms=100), r"another kind of trace than day=2026-11-22"),
     (None, "no trace here"),
 ])  # fmt: skip
 def test_a_day_that_does_not_follow_is_refused(days, event, said):

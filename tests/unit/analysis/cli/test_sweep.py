@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ackstate.analysis.estimate.results import Estimate, SweepResult
-from ackstate.analysis.replay.grid import persistable
+from ackstate.analysis.replay.grid import replayable
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
@@ -166,9 +166,24 @@ def test_what_a_recording_does_not_say_is_null_and_not_zero():
 def test_a_policy_that_no_broker_could_run_is_left_out_and_named(caplog):
     caplog.set_level("ERROR")
     impossible = Policy.from_mapping({"ledger_writable": "false", "metadata_bytes_max": 10})
-    found, refused = persistable([None, impossible, Policy()])
+    found, refused = replayable([None, impossible, Policy()])
     assert found == [None, Policy()]
     assert [label for label, _ in refused] == [impossible.label]
     assert refused[0][1].startswith("not even an empty cursor can be written: no ledger can be written")
     with pytest.raises(PolicyError, match=r"policy: metadata_bytes_max=10 ledger_writable=false: not even an empty"):
-        persistable([None, impossible])
+        replayable([None, impossible])
+
+
+def test_policies_that_need_more_exact_times_than_polls_show_are_left_out_and_named():
+    short, blocking = (
+        Policy.from_mapping(each)
+        for each in ({"flush_interval_ms": 4_999}, {"max_unpersisted_ack_record_bytes": 4_096})
+    )
+    enough = Policy.from_mapping({"flush_interval_ms": 5_000})
+    found, refused = replayable([None, short, blocking, enough], poll_ms=1_000)
+    assert found == [None, enough]
+    assert dict(refused) == {
+        short.label: "times are known to one poll of 1 s, so the flush interval must be at least 5 s, that of 5 polls",
+        blocking.label: "a limit on dispatch cannot be replayed on a trace recorded by polls, which has no deliveries",
+    }
+    assert replayable([None, short, blocking, enough])[1] == []

@@ -1,187 +1,128 @@
-"""Events inferred from the polls of one cursor: acks, records, new ledgers, loads, crashes, seeks."""
+"""Events of the polls of one cursor: acks, records, crashes, seeks, and the state that a recorder finds."""
 
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap
 
 from ackstate import Position
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower
-from ackstate.analysis.pulsar.cursor_look import CursorLook
-from ackstate.analysis.pulsar.internal_stats import RedeliveryReported
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries
 from ackstate.analysis.trace.events import EventKind
 from ackstate.deleted_ranges import DeletedRanges
 
-SETTINGS = BrokerSettings(flush_seconds=60, mark_delete_rate=1.0, range_count_max=10)
-A, M, S, CUT = EventKind.ACK, EventKind.MARK_DELETE, EventKind.PERSIST_SEEN, EventKind.CUT_OFF
+A, CUT, OUT = EventKind.ACK, EventKind.CUT_OFF, EventKind.DISPLACED
+BEGUN, ENDED = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED
 CRASH, RECOVER, RESET, AGAIN = EventKind.CRASH, EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER
 
 
-def poll(second, *deleted, mark_delete=-1, ledger=7, last=1, **fields):
-    """A poll of a topic with one ledger, 3, of 100 entries; asked at a second and answered 10 ms later."""
-    ranges = DeletedRanges()
-    for entry in deleted:
-        ranges.add(Position(3, entry))
-    begin_ms = second * 1_000
-    fields = {"load": ("b", 1), "state": "Open" if ledger >= 0 else "NoLedger"} | fields
-    return CursorLook(
-        {3: 100}, Position(3, mark_delete), ranges, cursor_ledger=ledger, last_entry=last, asked_ms=begin_ms,
-        answered_ms=begin_ms + 10, **fields,
-    )  # fmt: skip
+def poll(second, acked, durable=(), *, version=1, cursor_ledger=7, published=100, **fields):
+    """A poll of a topic with one ledger, 3, of 100 entries."""
+    found = [{3: BitMap(each)} if each else {} for each in ({*acked, *durable}, durable)]
+    return CursorPoll(second * 1_000, {3: 100}, *found, (version,), cursor_ledger, published, **fields)
 
 
-def told(*polls, settings=SETTINGS):
-    """Return the events of the last of some polls, in short: kind, entries or number, and the interval in ms."""
-    follower = CursorFollower(settings)
+def told(*polls, follower=None):
+    """Return the events of the last of some polls, in short: the kind, and the entries if there are some."""
+    follower = follower or CursorFollower()
     for each in polls:
         events = follower.follow(each)
+        assert {event.ts_ms for event in events} <= {each.ts_ms}
     return short(events)
 
 
 def short(events):
-    return [(event.kind, what_of(event), (event.ts_ms, event.until_ms)) for event in events]
+    return [(event.kind, event.first_entry, event.last_entry) if event.ledger_id >= 0 else event.kind
+            for event in events]  # fmt: skip
 
 
-def what_of(event):
-    return event.number if event.ledger_id < 0 else (event.first_entry, event.last_entry)
+def test_the_first_poll_finds_what_is_durable_as_recovered_and_the_rest_as_acked():
+    assert told(poll(1, {0, 1, 5, 8}, {0, 1, 8})) == [(RECOVER, 0, 1), (RECOVER, 8, 8), (A, 5, 5)]
+    assert told(poll(1, {5})) == [(A, 5, 5)]
+    assert told(poll(1, {})) == []
 
 
-def test_at_first_everything_is_acked_and_nothing_is_certain():
-    assert told(poll(1, 5, mark_delete=1)) == [
-        (A, (0, 1), (1_000, 1_010)), (A, (5, 5), (1_000, 1_010)),
-        (S, 1_010, (1_000, 1_010)), (CUT, (0, 1), (1_000, 1_010)), (CUT, (5, 5), (1_000, 1_010)),
+def test_without_a_change_there_is_no_event():
+    assert told(poll(1, {5, 6}, {5}), poll(2, {5, 6}, {5})) == []
+
+
+def test_acks_that_a_record_covers_come_before_it_and_others_after_it():
+    found = told(poll(1, {0}), poll(2, {0, 4, 9}, {0, 4}, version=2))
+    assert found == [(A, 4, 4), BEGUN, ENDED, (A, 9, 9)]
+    assert told(poll(1, {0}), poll(2, {0, 9})) == [(A, 9, 9)]
+
+
+def test_a_record_leaves_out_acks_that_were_or_were_not_durable():
+    found = told(poll(1, {0, 2, 4}, {0, 4}), poll(2, {0, 2, 4}, {0}, version=2))
+    assert found == [BEGUN, (CUT, 2, 2), (OUT, 4, 4), ENDED]
+    again = told(poll(1, {0, 2, 4}, {0, 4}), poll(2, {0, 2, 4}, {0}, version=2), poll(3, {0, 2, 4}, {0, 2}, version=3))
+    assert again == [BEGUN, (CUT, 4, 4), ENDED]
+
+
+def test_an_entry_that_is_durable_before_memory_was_seen_to_have_it_is_acked():
+    assert told(poll(1, {0}), poll(2, {0}, {0, 1}, version=2)) == [(A, 1, 1), BEGUN, ENDED]
+
+
+def test_entries_of_a_deleted_ledger_are_not_redelivered():
+    before = poll(1, {0, 1}, {0})
+    after = CursorPoll(2_000, {4: 10}, {4: BitMap([2])}, {}, (2,), 7, 110)
+    follower = CursorFollower()
+    follower.follow(before)
+    assert short(follower.follow(after)) == [BEGUN, ENDED, (A, 2, 2)]
+
+
+@pytest.mark.parametrize("sign", [
+    {"published": 3},  # since the load, fewer than before
+    {"cursor_ledger": -1},  # nothing written since the load
+    {"cursor_ledger": 9, "version": 2},
+    {"is_after_failure": True},
+])  # fmt: skip
+def test_after_a_load_acks_that_were_not_durable_are_redelivered_by_a_crash(sign):
+    first = poll(1, {0, 1, 5}, {0})
+    assert told(first, poll(2, {0, 7}, {0}, **sign)) == [
+        CRASH, RECOVER, (AGAIN, 1, 1), (AGAIN, 5, 5), (A, 7, 7),
     ]  # fmt: skip
 
 
-def test_a_mark_delete_that_was_loaded_is_durable():
-    found = told(poll(1, 5, mark_delete=1, is_mark_delete_loaded=True))
-    assert [each for each in found if each[0] == CUT] == [(CUT, (5, 5), (1_000, 1_010))]
+def test_what_became_durable_before_a_crash_is_a_record_before_it():
+    found = told(poll(1, {0, 1, 5}, {0}), poll(2, {0, 1}, {0, 1}, version=2, cursor_ledger=-1))
+    assert found == [BEGUN, (CUT, 5, 5), ENDED, CRASH, RECOVER, (AGAIN, 5, 5)]
 
 
-def test_acks_without_ranges_are_cumulative():
-    assert told(poll(1), poll(2, mark_delete=9)) == [(M, (0, 9), (1_000, 2_010))]
+def test_acks_that_were_lost_and_made_again_between_two_polls_are_redelivered():
+    found = told(poll(1, {0, 1}, {0}), poll(2, {0, 1, 2}, {0}, cursor_ledger=-1))
+    assert found == [CRASH, RECOVER, (AGAIN, 1, 1), (A, 1, 2)]
 
 
-def test_nothing_new_is_no_event():
-    assert told(poll(1, 4), poll(2, 4), poll(3, 4)) == []
+def test_a_load_that_loses_nothing_is_no_crash():
+    assert told(poll(1, {0, 1}, {0}), poll(2, {0, 1}, {0, 1}, version=2, cursor_ledger=-1)) == [BEGUN, ENDED]
 
 
-def test_a_record_may_cover_every_ack_of_its_poll():
-    assert told(poll(1), poll(2, 4), poll(3, 4, 6, last=2)) == [
-        (S, -1, (1_500, 3_010)),  # under way at the poll before, and durable up to half a second before it
-        (A, (6, 6), (2_000, 3_010)),
-        (S, -1, (2_000, 3_010)),
-    ]
+def test_acks_that_go_back_without_a_load_are_a_reset():
+    first = poll(1, {0, 1, 5}, {0, 1})
+    assert told(first, poll(2, {0}, {0}, version=2)) == [RESET, (AGAIN, 1, 1), (AGAIN, 5, 5), BEGUN, ENDED]
 
 
-def test_the_third_record_covers_the_acks_of_the_poll():
-    """Two may have been under way when it was made."""
-    polls = [poll(1), poll(2, 4), poll(3, 4, last=2), poll(4, 4, 6, last=3)]
-    assert told(*polls)[-1] == (S, -1, (3_000, 4_010))
-    assert told(*polls, poll(5, 4, 6, 8, last=4))[-1] == (S, 2_010, (4_000, 5_010))
-    assert told(*polls, poll(5, 4, 6, 8, last=4), poll(6, 4, 6, 8, last=6))[-1] == (S, 4_010, (5_000, 6_010))
-
-
-def test_beyond_the_limit_a_record_may_lack_ranges():
-    many = tuple(range(1, 25, 2))
-    found = told(poll(1), poll(2, *many[:-1]), poll(3, *many, last=4))
-    assert (S, 2_010, (2_000, 3_010)) in found
-    assert [each[1] for each in found if each[0] == CUT] == [(each, each) for each in many[:-1]]
-
-
-def test_beyond_the_limit_a_record_may_lack_ranges_that_an_earlier_one_had():
-    many = tuple(range(2, 26, 2))
-    polls = [poll(1), poll(2, 2), poll(3, 2, last=4)]
-    assert told(*polls)[-1] == (S, 2_010, (2_000, 3_010))
-    assert told(*polls, poll(4, *many, last=5))[-2:] == [(S, 2_010, (3_000, 4_010)), (CUT, (2, 2), (3_000, 4_010))]
-
-
-def test_a_long_silence_means_that_everything_is_written():
-    polls = [poll(1), poll(2, 4), poll(30, 4, last=2)]
-    assert told(*polls, poll(63, 4, last=2)) == []
-    assert told(*polls, poll(65, 4, last=2)) == [(S, 2_010, (30_000, 65_010))]
-    assert told(*polls, poll(65, 4, last=2), poll(66, 4, last=2)) == []
-    assert told(poll(1, last=0), poll(2, 4, last=0), poll(70, 4, last=0)) == [], "the first entry may have no ranges"
-
-
-def test_a_new_ledger_of_the_same_load_may_lack_ranges():
-    before = [poll(1), poll(2, 4, mark_delete=1), poll(3, 4, mark_delete=1, last=5)]
-    rolled = told(*before, poll(4, 4, mark_delete=1, ledger=9, last=0))
-    assert rolled == [(S, 3_010, (3_000, 4_010)), (CUT, (4, 4), (3_000, 4_010))]
-    rolled = told(*before, poll(4, 4, mark_delete=1, ledger=9, last=1))
-    assert rolled == [(S, 3_010, (3_000, 4_010)), (CUT, (4, 4), (3_000, 4_010)), (S, 3_010, (3_000, 4_010))]
-
-
-def test_a_cursor_without_a_ledger_may_be_written_at_any_time():
-    assert told(poll(1, ledger=-1, last=-1), poll(2, 4, ledger=-1, last=-1)) == [
-        (A, (4, 4), (1_000, 2_010)), (S, -1, (1_000, 2_010)),
+def test_a_restarted_recorder_tells_the_state_anew():
+    """Acks of the time between are not of the traffic: those that are durable were acked before."""
+    follower = CursorFollower({3: BitMap([0, 1, 5])}, is_new=False)
+    assert told(poll(9, {0, 1, 2, 8}, {0, 2}), follower=follower) == [
+        (RESET, 2, 2), (AGAIN, 1, 1), (AGAIN, 5, 5), (A, 1, 1), (A, 8, 8),
     ]  # fmt: skip
+    follower = CursorFollower({3: BitMap([0])}, is_new=False)
+    assert told(poll(9, {0}, {0}), follower=follower) == [RESET]
 
 
-def test_the_first_ledger_covers_what_was_acked_before_it_from_its_second_entry_on():
-    assert told(poll(1, 4, ledger=-1, last=-1), poll(2, 4, last=0))[-2:] == [
-        (S, 1_010, (1_000, 2_010)), (CUT, (4, 4), (1_000, 2_010)),
-    ]  # fmt: skip
-    assert told(poll(1, 4, ledger=-1, last=-1), poll(2, 4, last=1))[-1] == (S, 1_010, (1_000, 2_010))
+def test_of_a_deleted_cursor_nothing_is_acked():
+    follower = CursorFollower()
+    follower.follow(poll(1, {0, 5}, {0}))
+    assert short(follower.ended(2_000)) == [RESET, (AGAIN, 0, 0), (AGAIN, 5, 5)]
+    assert CursorFollower({}, is_new=False).ended(2_000) == []
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        {"ledger": -1, "last": -1, "load": ("b", 2)},
-        {"ledger": 9, "last": 1, "load": ("c", 1)},
-        {"ledger": 9, "last": 1, "load": None},
-        {"ledger": -1, "last": -1, "load": None},
-        {"load": None, "is_after_failure": True},
-    ],
-)
-def test_entries_that_are_lost_with_a_load_are_a_crash(after):
-    found = told(poll(1), poll(2, 4, 6, 8), poll(3, 6, 9, **after))
-    assert found == [
-        (S, -1, (1_500, 3_010)),
-        (CRASH, -1, (2_000, 3_010)), (RECOVER, -1, (2_000, 3_010)),
-        (AGAIN, (4, 4), (2_000, 3_010)), (AGAIN, (8, 8), (2_000, 3_010)),
-        (A, (9, 9), (2_000, 3_010)),
-        (S, 3_010, (2_000, 3_010)), (CUT, (6, 6), (2_000, 3_010)), (CUT, (9, 9), (2_000, 3_010)),
-    ]  # fmt: skip
-
-
-def test_an_unload_that_loses_nothing_is_no_crash():
-    found = told(poll(1), poll(2, 4), poll(3, 4, ledger=-1, last=-1, load=("b", 2)))
-    assert {each[0] for each in found} == {S, CUT}
-
-
-def test_entries_that_are_lost_without_a_load_are_a_seek():
-    found = told(poll(1), poll(2, 4, 6), poll(3, 6, last=2))
-    assert [each[0] for each in found] == [S, RESET, AGAIN, S, CUT]
-
-
-def test_a_broker_that_counts_the_acks_itself_is_believed():
-    durable = poll(2, 4, reported=RedeliveryReported(entries=0, batches=0))
-    assert told(poll(1), durable) == [(A, (4, 4), (1_000, 2_010)), (S, 2_010, (1_000, 2_010))]
-
-
-def test_a_deleted_cursor_redelivers_nothing():
-    follower = CursorFollower(SETTINGS)
-    assert follower.ended(500) == [], "it was never seen"
-    follower.follow(poll(1, 4))
-    assert short(follower.ended(9_000)) == [(RESET, -1, (1_000, 9_000)), (AGAIN, (4, 4), (1_000, 9_000))]
-
-
-def test_polls_between_two_records_take_the_memory_of_one():
-    follower = CursorFollower(SETTINGS)
-    for second in range(1, 60):
-        follower.follow(poll(second, *range(second), last=2 + second // 30))
-    assert len(follower._history) == 2
-    certain = [each[1] for each in short(follower.follow(poll(60, *range(59), last=5))) if each[0] == S]
-    assert certain[-1] == 29_010, "the last poll before the record"
-
-
-def test_a_continued_recording_covers_the_gap():
-    first = CursorFollower(SETTINGS)
-    first.follow(poll(1, 4))
-    again = CursorFollower(SETTINGS, known=poll(1, 4).acked_entries(), last_ms=1_000)
-    assert short(again.follow(poll(900, 4, 5))) == [
-        (A, (5, 5), (1_000, 900_010)),
-        (S, 900_010, (1_000, 900_010)), (CUT, (4, 5), (1_000, 900_010)),
-    ]  # fmt: skip
+def test_only_entries_of_existing_ledgers_exist():
+    deleted = DeletedRanges()
+    for position in (Position(5, 2), Position(5, 60), Position(6, 0)):
+        deleted.add(position)
+    found = existing_entries({3: 2, 4: 10, 5: 50}, Position(4, 6), deleted)
+    assert {each: list(bitmap) for each, bitmap in found.items()} == {3: [0, 1], 4: [*range(7)], 5: [2]}
+    assert existing_entries({3: 0}, Position(9, -1), DeletedRanges()) == {}

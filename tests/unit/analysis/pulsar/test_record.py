@@ -8,24 +8,29 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate import BatchIndexes, Position
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
 from ackstate.analysis.pulsar import recorder as cluster_recorder
 from ackstate.analysis.pulsar import trace_directory
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
 from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import ClusterRecorder, PollQueue, TopicFollower, matches
 from ackstate.analysis.pulsar.sources import LiveBroker
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.events import EventKind, PolledEvent, TraceError
+from ackstate.analysis.trace.chunks import events_of as columns_of
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, listed_names
-from command_line import ENTRY, run
+from ackstate.deleted_ranges import DeletedRanges
+from ackstate.stores.base import StoreError
+from command_line import assert_one_line, run
 from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving, topic_answers
 
 T0 = 1_700_000_000_000
@@ -33,25 +38,48 @@ NAMES = "/admin/v2/persistent/public/default"
 OTHER, OTHER_PATH = f"{TOPIC}-2", f"{PATH}-2"
 
 
-def acked(entries, *, last=4, ledger=None, counter=60):
+def acked(entries, *, ledger=None, counter=60):
     """Return internal stats whose cursor has acked some entries of ledger 3."""
     internals = copy.deepcopy(INTERNALS)
     cursor = internals["cursors"]["sub"]
     cursor["individuallyDeletedMessages"] = f"[{','.join(f'(3:{entry - 1}..3:{entry}]' for entry in entries)}]"
-    cursor["cursorLedgerLastEntry"] = last
     cursor["cursorLedger"] = cursor["cursorLedger"] if ledger is None else ledger
     internals["entriesAddedCounter"] = counter
     return internals
+
+
+def state(entries=(), version=1, mark_delete=-1):
+    ranges = DeletedRanges()
+    for entry in entries:
+        ranges.add(Position(3, entry))
+    return DurableState(Position(3, mark_delete), ranges, BatchIndexes(), (version, -1, -1))
+
+
+class Durable:
+    """Reads what it is told: one state after the other, or an error."""
+
+    def __init__(self, *states):
+        self.states = list(states) or [state()]
+
+    def read(self, cursors):
+        found = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return dict.fromkeys(cursors, found)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        pass
 
 
 class StopError(Exception):
     """Ends a recording."""
 
 
-def record(url, path, *, polls=0, between=lambda number: None, until=None, glob=""):
+def record(url, path, *, polls=0, between=lambda number: None, until=None, glob="", durable=None):
     """Record until there were some polls, of which each is followed by `between`, or until `until` says so."""
     with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin, TraceDirectory(path) as trace:
-        recorder = ClusterRecorder(LiveBroker(admin), trace, every_s=0.0, glob=glob)
+        recorder = ClusterRecorder(LiveBroker(admin), durable or Durable(), trace, every_s=0.0, glob=glob)
         seen, calls = [0], iter(range(2_000))
 
         def show(state):
@@ -75,16 +103,14 @@ def hurried(monkeypatch):
 
 def events_of(path):
     """Return the events of each (topic, subscription) of a trace."""
-    from ackstate.analysis.trace.chunks import events_of as columns_of
-
     found = {}
     for file in sorted(path.glob("*.parquet")):
         for batch in pq.read_table(file).to_batches():
-            offsets, columns = columns_of(batch, PolledEvent._fields)
+            offsets, columns = columns_of(batch, Event._fields)
             keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), strict=True)
             for row, key in enumerate(keys):
                 rows = zip(*(each[offsets[row] : offsets[row + 1]].tolist() for each in columns), strict=True)
-                found.setdefault(key, []).extend(PolledEvent(*each) for each in rows)
+                found.setdefault(key, []).extend(Event(*each) for each in rows)
     return found
 
 
@@ -96,9 +122,10 @@ def kinds(events):
 
 
 def test_acks_records_and_ledgers_of_a_topic(tmp_path):
-    looks = [acked([1]), acked([1, 3]), acked([1, 3], last=9), acked([1, 3], last=9)]
+    looks = [acked([1]), acked([1, 3]), acked([1, 3]), acked([1, 3])]
+    durable = Durable(state(), state(), state([1], 2), state([1, 3], 3))
     with serving({f"{PATH}/internalStats": looks}) as broker:
-        found, resumed = record(broker.url, tmp_path / "trace", polls=4)
+        found, resumed = record(broker.url, tmp_path / "trace", polls=4, durable=durable)
     assert resumed.until_ms == -1
     assert (found.topics, found.cursors, found.unread) == (1, 1, 0)
     assert check_events(tmp_path / "trace").events == found.events
@@ -106,10 +133,20 @@ def test_acks_records_and_ledgers_of_a_topic(tmp_path):
     assert kinds(events[TOPIC, ""]) == ["PUBLISH"]
     assert events[TOPIC, ""][0][2:5] == (3, 0, 59)
     assert kinds(events[TOPIC, "sub"]) == [
-        "ACK", "PERSIST_SEEN", "CUT_OFF", "ACK", "PERSIST_SEEN", "PERSIST_SEEN",
+        "ACK", "ACK", "PERSIST_BEGUN", "CUT_OFF", "PERSIST_ENDED", "PERSIST_BEGUN", "PERSIST_ENDED",
     ]  # fmt: skip
     assert [event.first_entry for event in events[TOPIC, "sub"] if event.kind == EventKind.ACK] == [1, 3]
-    assert events[TOPIC, "sub"][-1].number >= 0, "five records later, the acks are durable"
+    assert [event.number for event in events[TOPIC, "sub"][2:]] == [1, -1, 1, 2, 2]
+
+
+def test_a_trace_says_how_often_and_until_when_it_was_polled(tmp_path):
+    with serving() as broker:
+        record(broker.url, tmp_path / "trace", polls=3)
+    found = check_trace(tmp_path / "trace")
+    assert found.poll_ms >= 1
+    (file,) = (tmp_path / "trace").glob("*.parquet")
+    until_ms = int(pq.read_schema(file).metadata[b"ackstate.trace.polled_until_ms"])
+    assert found.end_ms == until_ms >= events_of(tmp_path / "trace")[TOPIC, ""][0].ts_ms
 
 
 @pytest.mark.parametrize(
@@ -153,6 +190,28 @@ def test_a_topic_that_is_not_answered_is_polled_again_and_the_others_go_on(tmp_p
     assert {topic for topic, _ in events_of(tmp_path / "t")} == {TOPIC, OTHER}
 
 
+def test_a_cursor_whose_durable_state_cannot_be_read_is_polled_again_and_the_others_go_on(tmp_path):
+    class Torn(Durable):
+        def read(self, cursors):
+            failed = StoreError("bookie down") if polls[0] < 4 else state([1])
+            return {name: failed if name[1] == "sub" else CursorGoneError("gone") for name in cursors}
+
+    unread, polls = [], [0]
+
+    def until(found):
+        polls[0] = broker.asked.count(f"{PATH}/internalStats")
+        unread.append((found.unread, found.last_failure))
+        return found.polls > 1 and not found.unread
+
+    with_another = acked([1, 3])
+    with_another["cursors"]["other"] = with_another["cursors"]["sub"]
+    with serving({f"{PATH}/internalStats": with_another}) as broker:
+        record(broker.url, tmp_path / "t", until=until, durable=Torn())
+    assert (1, "bookie down") in unread
+    assert kinds(events_of(tmp_path / "t")[TOPIC, "sub"]) == ["RECOVER", "ACK"]
+    assert (TOPIC, "other") not in events_of(tmp_path / "t")
+
+
 def test_a_deleted_subscription_and_a_deleted_topic_redeliver_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_recorder, "LISTING_S", 0.0)
     without = copy.deepcopy(INTERNALS)
@@ -169,6 +228,7 @@ def test_a_deleted_subscription_and_a_deleted_topic_redeliver_nothing(tmp_path, 
     for topic in (TOPIC, OTHER):
         assert {*kinds(events[topic, "sub"])[-30:]} == {"REDELIVER"}
         assert kinds(events[topic, "sub"])[-31] == "RESET"
+        assert "CRASH" not in kinds(events[topic, "sub"])
 
 
 TENANTS, NAMESPACES = "/admin/v2/tenants", "/admin/v2/namespaces/public"
@@ -207,8 +267,7 @@ def test_topics_that_cannot_be_listed_any_more_go_on(tmp_path, monkeypatch, path
 def publish(trace, count, *, begin_ms=T0):
     """Record some events, one each call."""
     for number in range(count):
-        event = PolledEvent(begin_ms + number, EventKind.ACK, 3, number, number, until_ms=begin_ms + number + 1)
-        trace.record(TOPIC, "sub", [event])
+        trace.record(TOPIC, "sub", [Event(begin_ms + number, EventKind.ACK, 3, number, number)])
 
 
 def test_each_hour_is_a_file_and_the_trace_is_whole_after_each(tmp_path):
@@ -244,7 +303,7 @@ def test_a_kill_loses_at_most_the_torn_poll(tmp_path):
         with TraceDirectory(path) as trace:
             assert trace.resumed.recovered_events == (5 if not lost else 4)
             assert trace.resumed.lost_bytes == (frame - lost if lost else 0)
-            assert set(trace.resumed.recorded[TOPIC, "sub"].acked[3]) == set(range(trace.resumed.recovered_events))
+            assert set(trace.resumed.recorded[TOPIC, "sub"][3]) == set(range(trace.resumed.recovered_events))
             publish(trace, 2, begin_ms=trace.resumed.until_ms)
         assert check_events(path).events == trace.resumed.recovered_events + 2
 
@@ -261,7 +320,7 @@ def test_finishing_an_hour_can_be_repeated_after_a_crash_at_each_step(tmp_path, 
     trace = TraceDirectory(path)
     publish(trace, 5)
     with monkeypatch.context() as patch:
-        name = {"before the file": "_write_chunks", "before the manifest": "write_manifest"}.get(step)
+        name = {"before the file": "write_chunks", "before the manifest": "write_manifest"}.get(step)
         patch.setattr(*(trace_directory, name) if name else (trace_directory.shutil, "rmtree"), die)
         with pytest.raises(Died):
             trace.finish_hour()
@@ -277,15 +336,11 @@ def test_a_continued_recording_knows_what_was_acked(tmp_path):
     with serving({f"{PATH}/internalStats": looks}) as broker:
         record(broker.url, tmp_path / "trace", polls=1)
         broker.answers[f"{PATH}/internalStats"] = [acked([1, 7])]
-        _, resumed = record(broker.url, tmp_path / "trace", polls=1)
-    assert sorted(resumed.recorded[TOPIC, "sub"].acked[3]) == [1, 3, 5]
+        _, resumed = record(broker.url, tmp_path / "trace", polls=1, durable=Durable(state([1], 2)))
+    assert sorted(resumed.recorded[TOPIC, "sub"][3]) == [1, 3, 5]
     events = events_of(tmp_path / "trace")[TOPIC, "sub"]
-    later = events[kinds(events).index("CRASH") :]
-    assert [(each.first_entry, each.last_entry) for each in later if each.kind == EventKind.REDELIVER] == [
-        (3, 3),
-        (5, 5),
-    ]
-    assert [each.first_entry for each in later if each.kind == EventKind.ACK] == [7]
+    later = [(EventKind(each.kind).name, each.first_entry) for each in events[kinds(events).index("RESET") :]]
+    assert later == [("RESET", -1), ("REDELIVER", 3), ("REDELIVER", 5), ("ACK", 7)]
     assert kinds(events_of(tmp_path / "trace")[TOPIC, ""]) == ["PUBLISH"]
     assert check_events(tmp_path / "trace").subscriptions == 1
 
@@ -306,21 +361,20 @@ def test_subscriptions_and_topics_that_are_deleted_between_recordings_redeliver_
     assert check_events(tmp_path / "trace").subscriptions == 2
 
 
-def test_a_subscription_that_is_created_again_is_a_new_one(tmp_path):
-    """And may have acked from the poll on at which it did not exist."""
+def test_a_subscription_that_is_created_again_is_a_new_one():
     without = copy.deepcopy(INTERNALS)
     without["cursors"] = {}
     follower, events, clock = TopicFollower(TOPIC, {}), {}, iter(range(T0, T0 + 1_000))
     for internals in (acked([1, 3]), without, acked([5])):
         answers = SimpleNamespace(
-            settings=lambda _: BrokerSettings(), stats=lambda _: read_object(TopicStats, STATS, what="stats"),
+            stats=lambda _: read_object(TopicStats, STATS, what="stats"),
             internals=lambda _, answer=internals: read_object(TopicInternals, answer, what="internalStats"),
         )  # fmt: skip
-        follower.poll(answers, clock.__next__, lambda name, found: events.setdefault(name, []).extend(found))
+        follower.poll(answers, Durable(), clock.__next__, lambda name, found: events.setdefault(name, []).extend(found))
     found = events["sub"]
     assert "CRASH" not in kinds(found)
     (again,) = (each for each in found if each.kind == EventKind.ACK and each.first_entry == 5)
-    assert (again.ts_ms, again.until_ms) == (T0 + 2, T0 + 5)
+    assert again.ts_ms == found[-1].ts_ms
     assert sum(each.kind == EventKind.REDELIVER for each in found) == 2, "nothing is acked in between"
 
 
@@ -347,36 +401,60 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path, monkeypatch):
 
 # --- The command
 
+METADATA = ("--metadata", "pulsar+zk://127.0.0.1:2181")
 
+
+@pytest.fixture
+def answered(monkeypatch):
+    """The metadata store of every URL answers."""
+    monkeypatch.setattr("ackstate.analysis.pulsar.durable.DurableReader", lambda _: Durable())
+
+
+@pytest.mark.usefixtures("answered")
 def test_the_command_records_for_a_time(capsys, tmp_path):
     path = tmp_path / "trace"
     with serving() as broker:
-        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "1s")
+        outcome = run(capsys, "pulsar", "record", broker.url, path, "--for", "1s", *METADATA)
     assert (outcome.status, outcome.err) == (0, "")
     assert re.fullmatch(rf"{path}: \d+ events in \d polls? of 1 topic, 1 cursor\n", outcome.out)
 
 
-def test_the_intervals_in_tables_and_json(capsys, tmp_path):
+def test_without_access_to_the_metadata_nothing_is_recorded(capsys, tmp_path):
+    with serving() as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace")
+        assert_one_line(outcome, "--metadata pulsar+zk://HOST:PORT", "record with the broker's interceptor")
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--metadata", "etcd:http://a:1")
+        assert_one_line(outcome, "etcd", "not supported")
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.usefixtures("answered")
+def test_a_broker_that_embeds_ackstate_is_not_recorded_by_polls(capsys, tmp_path):
+    with serving({"/admin/v2/brokers/version": (200, b"4.2.0 (ackstate 1)", {})}) as broker:
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", *METADATA)
+    assert_one_line(outcome, "ackstate.analysis.trace.recording.Recording")
+
+
+def test_redelivery_is_that_of_the_polls_and_not_of_the_first_or_of_the_events_between(capsys, tmp_path):
+    """Forty are durable at the first poll; then ten are acked and written at once, and two are not written."""
     path = tmp_path / "trace"
-    with serving({f"{PATH}/internalStats": [acked([1, 3]), acked([1, 3, 5, 7])]}) as broker:
-        record(broker.url, path, polls=3)
+    looks = [acked(range(40)), acked(range(50)), acked([*range(50), 52, 54])]
+    durable = Durable(state(range(40)), state(range(50), 2))
+    with serving({f"{PATH}/internalStats": looks}) as broker:
+        record(broker.url, path, polls=4, durable=durable)
     (found,) = json.loads(run(capsys, "redelivery", path, "--engine", "local", "--json").out)["subscriptions"]
-    assert (found["low"]["max"], found["max"]) == (2, 4), "two were acked, and nothing was written since"
-    text = run(capsys, "redelivery", path, "--engine", "local").out
-    assert "2 to 4" in text
-    text = run(capsys, "sweep", path, "--engine", "local", "--set", "flush_interval_ms=1s,60s").out
-    assert re.search(r"\brecorded\s+│\s+\S+ to \S+ │", text)
-    policies = json.loads(
-        run(capsys, "sweep", path, "--engine", "local", "--set", "flush_interval_ms=1s", "--json").out
-    )
-    for policy in policies["policies"]:
-        for estimate in policy["estimates"]:
-            assert estimate["low"]["max"] <= estimate["max"]
-            assert estimate["low"]["expected"] <= estimate["expected"]
-    report, table = tmp_path / "report.html", tmp_path / "out.csv"
-    assert run(capsys, "redelivery", path, "--engine", "local", "--report", report).status == 0
-    assert run(capsys, "redelivery", path, "--engine", "local", "--format", "csv", "--out", table).status == 0
-    assert "low_expected" in table.read_text().partition("\n")[0]
+    assert (found["max"], found["crashes"]) == (2, [])
+    for engine in ("local", "spark"):
+        outcome = run(capsys, "redelivery", path, "--engine", engine)
+        assert "Recorded by polls: times are known to one poll of 0." in outcome.out
+        assert "│   2 │" in outcome.out
+    report = tmp_path / "report.html"
+    words = ("--engine", "local", "--set", "flush_interval_ms=1ms,60s", "--current-policy", "default")
+    outcome = run(capsys, "sweep", path, *words, "--report", report)
+    assert "flush_interval_ms=1: times are known to one poll of" in outcome.out
+    assert outcome.out.count("Recorded by polls") == report.read_text().count("Recorded by polls") == 1
+    outcome = run(capsys, "sweep", path, *words[:-1], "flush_interval_ms=1")
+    assert_one_line(outcome, "current policy: times are known to one poll of")
 
 
 RUNTIME_SETTINGS = CONFIGURATION | {
@@ -404,29 +482,48 @@ def test_the_policy_in_force_is_that_of_the_recorded_broker(capsys, tmp_path):
     assert found["baseline"] == "default", "the operator knows better"
 
 
+@pytest.mark.usefixtures("answered")
 def test_without_any_poll_the_status_says_so(capsys, tmp_path):
     with serving({f"{PATH}/internalStats": (503, b"", {})}) as broker:
-        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--for", "1s")
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--for", "1s", *METADATA)
     assert outcome.status == 1
     assert "1 topic not read: " in outcome.out
     assert "HTTP 503" in outcome.out
+
+
+PROGRAM = """
+from ackstate import BatchIndexes, Position
+from ackstate.analysis.pulsar import durable
+from ackstate.deleted_ranges import DeletedRanges
+
+class Durable(durable.DurableReader):
+    def __init__(self, url): pass
+    def close(self): pass
+    def read(self, cursors):
+        state = durable.DurableState(Position(3, -1), DeletedRanges(), BatchIndexes(), (1, -1, -1))
+        return dict.fromkeys(cursors, state)
+
+durable.DurableReader = Durable
+from ackstate.analysis.cli.main import main
+main()
+"""
 
 
 @pytest.mark.slow
 def test_a_killed_process_is_continued_by_the_next(tmp_path):
     path = tmp_path / "trace"
     with serving({f"{PATH}/internalStats": [acked([entry]) for entry in range(1, 40)]}) as broker:
-        command = [*ENTRY, "pulsar", "record", broker.url, str(path), "--every", "1s"]
+        command = [sys.executable, "-c", PROGRAM, "pulsar", "record", broker.url, str(path), "--every", "1s", *METADATA]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         done = threading.Event()
-        for _ in range(600):
+        for _ in range(3_000):
             if broker.asked.count(f"{PATH}/internalStats") >= 3 or done.wait(0.1):
                 break
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=30)
         assert not list(path.glob("*.parquet")), "the hour is not over"
-        command += ["--for", "2s"]
-        again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        command += ["--for", "5s"]
+        again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert again.returncode == 0, again.stderr
     assert re.match(
         rf"continuing {re.escape(str(path))}: 1 subscription, with \d+ events of an unfinished hour\n", again.stdout

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
-from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import (
     causes,
@@ -28,8 +29,6 @@ from report_contents import (
     row,
     saw,
     sweep_result,
-    sweep_rows,
-    usual_names,
 )  # fmt: skip
 
 
@@ -123,45 +122,10 @@ def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
     assert page.count("<figure") == page.count("Numbers of this chart")
 
 
-def test_the_numbers_of_a_trace_of_polls_are_intervals():
-    exact = sweep_rows(0, usual_names(), share=1, scale=1)
-    lows = [{**each, "policy": 1} for each in sweep_rows(0, usual_names(), share=0.5, scale=1)]
-    told = contents(SweepResult.of_rows("traces/orders", [None], [*exact, *lows], crashes_per_day=1.0))
-    total = told.reference.total
-    assert total.low is not None
-    mean, worst = f"{total.low.expected:,.0f} to {total.expected:,.0f}", f"{total.low.max:,} to {total.max:,}"
-    assert f"{mean} acked messages would be redelivered on average" in headline(told.result)
-    assert f"at worst {worst}" in headline(told.result)
-    page = render(told)
-    assert f'<p class="big">{mean}</p>' in page
-    (worst_one, *_) = main_subscriptions(told.reference, count_max=1)
-    assert f'<span class="amount">{worst_one.low:,.0f} to {worst_one.number:,.0f} ' in page
-    assert page.count("Recorded by polls") == 1
-    (view, *_) = grids(told)[0]["views"]
-    columns = [each["label"] for each in grids(told)[0]["columns"]]
-    assert {len(each) for each in view["rows"]} == {len(columns)}
-    assert columns[-1] == "max, at least"
-    assert "at least" not in render(contents())
+def test_a_report_of_a_trace_recorded_by_polls_says_how_exact_its_times_are():
+    said = (
+        "Recorded by polls: times are known to one poll of 1.5 s, and redelivery between two polls is that of the first"
+    )
+    page = render(contents(replace(sweep_result(), poll_ms=1_500)))
+    assert page.count(said) == 1
     assert "Recorded by polls" not in render(contents())
-
-
-def polled_result(*, current_share):
-    """The recording and two policies of a trace of polls: the low ends are half of the high ones."""
-    policies = [None, *(Policy.from_mapping({"flush_interval_ms": each}) for each in (60_000, 5_000))]
-    rows = [
-        each
-        for half in (1.0, 0.5)
-        for number, share in enumerate((1.0, current_share, 0.1))
-        for each in sweep_rows(number + (half < 1) * 3, usual_names(), share=share * half, scale=4**number)
-    ]
-    rows = [each | ({"write_count": 0} if each["policy"] == 0 else {}) for each in rows]
-    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(policies[1].label)
-
-
-def test_a_sweep_of_polls_shows_the_recording_and_every_number_as_an_interval():
-    result = polled_result(current_share=0.6)
-    assert [role_text(result, each) for each in shown_policies(result)] == [RECORDED, CURRENT, RECOMMENDED]
-    assert "685 to 1,371 -> 114 to 228 messages redelivered per broker crash" in result.recommendation
-    assert result.warnings == [], "the intervals overlap"
-    (warning,) = polled_result(current_share=0.3).warnings
-    assert "1,142 to 2,284 messages per broker crash were recorded, and 343 to 685 are replayed" in warning

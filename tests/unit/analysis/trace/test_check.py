@@ -161,7 +161,7 @@ def test_the_command_says_it_in_text_and_in_json(trace, capsys):
 
 def test_the_command_refuses_in_one_line(trace, capsys):
     rows = read_rows(trace)
-    rewrite(trace, [row | {"kind": [77, *row["kind"][1:]]} for row in rows])
+    rewrite(trace, [row | {"kind": [15, *row["kind"][1:]]} for row in rows])
     with pytest.raises(SystemExit) as ended:
         cli.main(["trace", "check", str(trace)])
     out, err = capsys.readouterr()

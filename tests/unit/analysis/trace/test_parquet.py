@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events, trace_hash
-from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, pack, unpack
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, ChunkWriter, pack, unpack
+from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import (
     MANIFEST,
     check_trace,
@@ -297,7 +297,7 @@ def put(files, count, number=0, name="s"):
     """Write one of the files of a new trace."""
     frames = [Frame("t", name, acks(0, count))]
     with parquet.ChunkWriter(files.file(number)) as writer:
-        parquet._write_chunks(frames, writer)
+        parquet.write_chunks(frames, writer)
 
 
 def test_a_trace_in_a_store_is_read_as_the_same_one_here(place, tmp_path):
@@ -374,3 +374,24 @@ def test_a_file_that_is_missing_or_another_one_is_named(place, tmp_path):
     first.unlink()
     with pytest.raises(TraceError, match="no trace here"):
         check_trace(place)
+
+
+def rewritten(file, metadata):
+    """Replace key-value metadata of a Parquet file."""
+    table = pq.read_table(file)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, **metadata}), file)
+
+
+def test_a_trace_recorded_by_polls_says_how_often_and_until_when(tmp_path):
+    trace = tmp_path / "trace.parquet"
+    with ChunkWriter(trace, notes={POLL_MS_KEY: 1_500, POLLED_UNTIL_KEY: 9_000}) as writer:
+        writer.write(("t", "s"), parquet._arrays(acks(0, 3)))
+    found = check_trace(trace)
+    assert (found.begin_ms, found.end_ms, found.poll_ms) == (1_000, 9_000, 1_500)
+    assert check_trace(trace_at(tmp_path / "exact")).poll_ms == 0
+    for key in (POLL_MS_KEY, POLLED_UNTIL_KEY):
+        for text in (b"", b"-1", b"x", b"9" * 14):
+            rewritten(trace, {key: text})
+            with pytest.raises(TraceError, match=f"{key.decode()} must be a number, got "):
+                check_trace(trace)
+        rewritten(trace, {key: b"7"})

@@ -1,4 +1,4 @@
-"""Recordings, exact or of polls: frames come back, a cut loses the last one, and damage is found and named."""
+"""Recordings: frames come back, a cut loses the last one, and damage is found and named."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from ackstate import AckStateError
 from ackstate.analysis.trace.entry_set import histories
-from ackstate.analysis.trace.events import Event, EventKind, PolledEvent, TraceError
-from ackstate.analysis.trace.recorder import (
-    Frame,
-    Recorder,
-    check_segment,
-    polled_frames,
-    read_recording,
-    segments,
-    torn_bytes,
-)
-from ackstate.analysis.trace.recording import Recording
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recorder import Frame, Recorder, check_segment, read_recording, segments, torn_bytes
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
@@ -29,18 +20,13 @@ FRAMES = [
     Frame("t", "", [Event(6, EventKind.PUBLISH, 2**63 - 1, 0, 2**32 - 1, -1)]),
     Frame("persistent://ü", "a/b", [ACK, Event(-1, EventKind.CRASH)]),
 ]
-POLLED = [Frame("t", "s", [PolledEvent(at_ms, EventKind.ACK, 3, 0, 9, until_ms=at_ms + 20)]) for at_ms in (5, 30)]
 
 
-def record(directory, frames, *, has_intervals=False):
-    with Recorder(directory, has_intervals=has_intervals) as recorder:
+def record(directory, frames):
+    with Recorder(directory) as recorder:
         for frame in frames:
             recorder.record(*frame)
     return recorder.path
-
-
-def read_polled(directory):
-    return [Frame(*names, [PolledEvent(*row) for row in rows.tolist()]) for *names, rows in polled_frames(directory)]
 
 
 def test_frames_come_back_in_the_order_of_writing(tmp_path):
@@ -56,33 +42,31 @@ def test_a_frame_is_readable_before_the_recorder_is_closed(tmp_path):
         assert list(read_recording(tmp_path)) == FRAMES[:1]
 
 
-@pytest.mark.parametrize(("frames", "read"), [(FRAMES, read_recording), (POLLED, read_polled)])
-def test_a_cut_anywhere_leaves_the_whole_frames_before_it(tmp_path, frames, read):
-    path = record(tmp_path, frames, has_intervals=frames is POLLED)
+def test_a_cut_anywhere_leaves_the_whole_frames_before_it(tmp_path):
+    path = record(tmp_path, FRAMES)
     whole = path.read_bytes()
     assert torn_bytes(path) == 0
     seen, ends = [], {}
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        found = list(read(tmp_path))
-        assert found == frames[: len(found)]
+        found = list(read_recording(tmp_path))
+        assert found == FRAMES[: len(found)]
         seen.append(len(found))
         # Of a header that is cut short nothing is missing.
         begin = ends.setdefault(len(found), max(length, 12))
         assert torn_bytes(path) == max(0, length - begin)
-    assert sorted(set(seen)) == list(range(len(frames)))
+    assert sorted(set(seen)) == list(range(len(FRAMES)))
 
 
-@pytest.mark.parametrize(("frames", "read"), [(FRAMES, read_recording), (POLLED, read_polled)])
-def test_every_flipped_bit_is_found_and_named(tmp_path, frames, read):
-    path = record(tmp_path, frames, has_intervals=frames is POLLED)
+def test_every_flipped_bit_is_found_and_named(tmp_path):
+    path = record(tmp_path, FRAMES)
     whole = path.read_bytes()
     for bit in range(len(whole) * 8):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         with pytest.raises(AckStateError, match=r"000001\.events"):
-            list(read(tmp_path))
+            list(read_recording(tmp_path))
 
 
 @given(st.binary(max_size=60))
@@ -95,24 +79,13 @@ def test_arbitrary_bytes_raise_only_our_own_error(tmp_path_factory, data):
         assert len(data) >= 12
 
 
-def test_exact_events_and_polls_are_kept_apart(tmp_path):
+def test_a_directory_without_a_recording_and_other_kinds_of_events_are_refused(tmp_path):
     with pytest.raises(TraceError, match="no recording here"):
         list(read_recording(tmp_path))
-    check_segment(record(tmp_path / "exact", FRAMES))
-    with pytest.raises(TraceError, match="not a recording of polls"):
-        read_polled(tmp_path / "exact")
-    record(tmp_path / "exact", [Frame("t", "s", [Event(1, EventKind.PERSIST_SEEN)])])
-    with pytest.raises(
-        TraceError,
-        match=r"000002\.events: the frame at byte 12 is invalid: it has a kind .* only a recording of polls has",
-    ):
-        list(read_recording(tmp_path / "exact"))
-    record(tmp_path / "polled", POLLED, has_intervals=True)
-    with pytest.raises(TraceError, match="which only ackstate pulsar record continues"):
-        Recording(tmp_path / "polled")
-    record(tmp_path / "polled", FRAMES)
-    with pytest.raises(TraceError, match="exact events and polls are in one recording"):
-        list(read_recording(tmp_path / "polled"))
+    check_segment(record(tmp_path, FRAMES))
+    record(tmp_path, [Frame("t", "s", [Event(1, 15)])])
+    with pytest.raises(TraceError, match=r"000002\.events: the frame at byte 12 is invalid: 15 is not a valid"):
+        list(read_recording(tmp_path))
 
 
 def test_a_history_knows_what_was_accepted_and_what_was_promised():
