@@ -28,8 +28,8 @@ class CursorPoll(NamedTuple):
 
     ts_ms: int
     counts: Mapping[int, int]  # entries of each existing ledger of the topic
-    acked: Entries  # existing entries that are acked in the broker's memory, or durable
-    durable: Entries  # existing entries that are durable
+    acked: Entries  # existing entries that are acked in the broker's memory
+    durable: Entries  # existing entries that are durable, read after these
     version: tuple[int, ...]  # of the durable state
     cursor_ledger: int = -1  # that the broker writes to; -1 if it has not written since the topic was loaded
     published: int = 0  # entries since the topic was loaded
@@ -48,6 +48,7 @@ class CursorFollower:
     def __init__(self, acked: Mapping[int, BitMap] | None = None, *, is_new: bool = True) -> None:
         self._acked: Entries = dict(acked or {})
         self._undurable: Entries = {}  # of these
+        self._read: Entries = {}  # as durable, at the last poll
         self._is_new = is_new
         self._before: CursorPoll | None = None
         self._persists = 0
@@ -57,6 +58,11 @@ class CursorFollower:
 
         Complexity: O(size of the bitmaps).
         """
+        # An entry that has become durable since the last poll is acked. But the record of a seek still has the acks
+        # that the seek takes back: they are durable, and not acked.
+        acked = union(poll.acked, minus(poll.durable, self._read))
+        self._read = poll.durable
+        poll = poll._replace(acked=acked, durable=minus(poll.durable, minus(poll.durable, acked)))
         before, self._before = self._before, poll
         # Entries of ledgers that no longer exist cannot be redelivered.
         self._acked, self._undurable = (

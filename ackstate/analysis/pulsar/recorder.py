@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 from urllib.parse import unquote_plus
 
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries, union
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries
 from ackstate.analysis.pulsar.durable import CursorGoneError
 from ackstate.analysis.pulsar.internal_stats import acked
 from ackstate.analysis.trace.events import Event, EventKind
@@ -404,9 +404,9 @@ class TopicFollower:
             if isinstance(state, AckStateError):
                 failures.append(state)
                 continue
-            written = existing_entries(counts, state.mark_delete, state.deleted)
             poll = CursorPoll(
-                ts_ms, counts, union(existing_entries(counts, *acks[name]), written), written, state.version,
+                ts_ms, counts, existing_entries(counts, *acks[name]),
+                existing_entries(counts, state.mark_delete, state.deleted), state.version,
                 cursor.cursor_ledger, internals.entries_added_counter, is_after_failure,
             )  # fmt: skip
             record(name, self._follower(name).follow(poll))

@@ -17,7 +17,7 @@ CRASH, RECOVER, RESET, AGAIN = EventKind.CRASH, EventKind.RECOVER, EventKind.RES
 
 def poll(second, acked, durable=(), *, version=1, cursor_ledger=7, published=100, **fields):
     """A poll of a topic with one ledger, 3, of 100 entries."""
-    found = [{3: BitMap(each)} if each else {} for each in ({*acked, *durable}, durable)]
+    found = [{3: BitMap(each)} if each else {} for each in (acked, durable)]
     return CursorPoll(second * 1_000, {3: 100}, *found, (version,), cursor_ledger, published, **fields)
 
 
@@ -100,6 +100,16 @@ def test_a_load_that_loses_nothing_is_no_crash():
 def test_acks_that_go_back_without_a_load_are_a_reset():
     first = poll(1, {0, 1, 5}, {0, 1})
     assert told(first, poll(2, {0}, {0}, version=2)) == [RESET, (AGAIN, 1, 1), (AGAIN, 5, 5), BEGUN, ENDED]
+
+
+def test_acks_that_a_seek_took_back_are_not_acked_though_its_record_still_has_them():
+    """A broker that dies then begins with them: those that are acked again are durable at once."""
+    first, sought = poll(1, {0, 1, 5}, {0, 1}), poll(2, {}, {0, 1, 5}, version=2)
+    assert told(first, sought) == [RESET, (AGAIN, 0, 1), BEGUN, ENDED], "the last has just become durable"
+    assert told(first, sought, poll(3, {}, {0, 1, 5}, version=2)) == [RESET, (AGAIN, 5, 5)]
+    sought = poll(2, {}, {0, 1}, version=2)
+    assert told(first, sought) == [RESET, (AGAIN, 0, 1), (AGAIN, 5, 5), BEGUN, ENDED]
+    assert told(first, sought, poll(3, {1, 7}, {0, 1}, version=2)) == [(A, 1, 1), BEGUN, ENDED, (A, 7, 7)]
 
 
 def test_a_restarted_recorder_tells_the_state_anew():
