@@ -45,6 +45,7 @@ _CLIENT = "org.apache.bookkeeper.client"
 _BOOKIE_REQUEST = struct.pack(">iiqq", 20, 2 << 24 | 2 << 16, 2**62, 0)
 _BOOKIE_ANSWERS_WITHIN_S = 1.0
 _BOOKIES_AT_ONCE = 16
+_BOOKIES_KNOWN_S = 1.0
 
 
 class Failure(NamedTuple):
@@ -137,6 +138,9 @@ class Worker:
         self._completing = threading.Lock()
         # Replies that take time to prepare: a conversion, or the search for missing bookies.
         self._slow = ThreadPoolExecutor(_SLOW_REPLIES_AT_ONCE)
+        # The bookies that did not answer, and when: a dead one fails a thousand reads at once.
+        self._missing: tuple[list[str], float] = ([], -_BOOKIES_KNOWN_S)
+        self._searching = threading.Lock()
 
     def serve(self) -> None:
         """Execute requests until they end."""
@@ -258,7 +262,7 @@ class Worker:
 
     def missing_bookies(self, number: int) -> None:
         """Return the names of bookies that belong to the cluster and cannot be reached."""
-        self._later(number, lambda _: unavailable_bookies(*self._bookies()), None, None)
+        self._later(number, lambda _: self._unavailable(), None, None)
 
     def _keep(self, handle: Any, entry_ids: Iterator[int] | None) -> tuple[int, int, int]:
         """Give a handle a number, and return it with the handle's ledger and last confirmed entry."""
@@ -320,7 +324,7 @@ class Worker:
         codes = {each.code for each in outcomes if isinstance(each, Failure)}
         names: list[str] = []
         with suppress(Exception):  # The metadata servers may be missing too; the failure itself is reported.
-            names = [] if codes.isdisjoint(QUORUM_CODES) else unavailable_bookies(*self._bookies())
+            names = [] if codes.isdisjoint(QUORUM_CODES) else self._unavailable()
         reason = f"; bookies that do not answer: {', '.join(names)}" if names else ""
         return [
             (each.code, each.message + (reason if each.code in QUORUM_CODES else ""))
@@ -328,6 +332,15 @@ class Worker:
             else each
             for each in outcomes
         ]
+
+    def _unavailable(self) -> list[str]:
+        """Return the bookies that do not accept writes or did not answer a moment ago; blocking."""
+        with self._searching:
+            names, found_s = self._missing
+            if time.monotonic() - found_s >= _BOOKIES_KNOWN_S:
+                names = unavailable_bookies(*self._bookies())
+                self._missing = (names, time.monotonic())
+            return names
 
     def _bookies(self) -> tuple[list[str], set[str]]:
         """Return the addresses of all registered bookies, sorted, and of those that accept writes; blocking."""

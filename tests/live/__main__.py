@@ -23,6 +23,7 @@ from live.inspection import Inspection
 from live.java_process import JARS
 from live.kills import BrokerKills
 from live.opening import JARS_VARIABLE, OpensOurs
+from live.snapshots import Snapshots
 from live.transfer import Transfer
 
 PARTS = {
@@ -31,6 +32,7 @@ PARTS = {
     "opening": OpensOurs,
     "handovers": Handovers,
     "kills": BrokerKills,
+    "snapshots": Snapshots,
 }
 
 

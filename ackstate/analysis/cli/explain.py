@@ -29,6 +29,7 @@ from ackstate.analysis.cli.store import (
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
+from ackstate.stores.pulsar import check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,19 +76,22 @@ def explain(
     The hole that holds back the mark-delete position comes first, then the
     holes that cost most.
 
-    With the URL of a broker's admin server instead of its store, consumers and
-    blocked limits are known, too.
+    With the URL of the admin server of a broker that embeds ackstate, consumers
+    and blocked limits are known, too. With that of a broker of Pulsar, the
+    cluster's metadata store is read that its configuration names.
 
     Exit status: 0, 1 if a cursor cannot be opened or a topic cannot be read,
     2 if the store or no topic can be read.
     """
     if store.lower().startswith(("http://", "https://")):
-        _explain_live(
+        found = _explain_live(
             store, topic=topic, subscription=subscription, top=top, now_ms=now_ms, json=json, token_file=token_file,
             trust_cert_path=tls_trust_cert_path,
         )  # fmt: skip
-        return
-    if token_file is not None or tls_trust_cert_path:
+        if found is None:
+            return
+        store, topic = found, check_topic(topic) if topic else None
+    elif token_file is not None or tls_trust_cert_path:
         option = "--tls-trust-cert-path" if token_file is None else "--token-file"
         raise typer.BadParameter(f"{option} is for the http:// or https:// URL of a broker alone")
     from ackstate.dispatch.explain import explain_stored
@@ -196,22 +200,30 @@ def _explain_live(
     json: bool,
     token_file: Path | None,
     trust_cert_path: str,
-) -> None:
-    """Print the holes of the open subscriptions of a broker."""
+) -> str | None:
+    """Print the holes of a broker's open subscriptions; of a broker of Pulsar, return its metadata store instead."""
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
     found: list[_TopicExplanation] = []
     missing: list[Unread] = []
     with opened_admin(url, token_file, trust_cert_path=trust_cert_path) as admin:
         from ackstate.analysis.pulsar.sources import LiveBroker, Unread
 
-        topics, unlisted = LiveBroker(admin, topics=[] if topic is None else [topic]).listing()
+        source = LiveBroker(admin, topics=[] if topic is None else [topic])
+        topics, unlisted = source.listing()
         for each in topics:
             try:
                 found += _explained(admin, each, query)
             except AckStateError as error:
                 missing.append(Unread("topic", each, error))
     if missing and len(missing) == len(topics):
-        raise missing[0].error
+        if source.cursor_properties is None or any(each.reason != "gone" for each in missing):
+            raise missing[0].error
+        if not source.metadata_url:
+            raise AckStateError(
+                f"{url} does not explain holes, as a broker of Pulsar: name its metadata store instead, as"
+                " pulsar+zk://HOST:PORT/TENANT/NAMESPACE/TOPIC"
+            )
+        return source.metadata_url
     missing = [*unlisted, *missing]
     chosen = [each for each in found if subscription in {None, each.subscription.subscription}]
     if not chosen and subscription is not None:
@@ -223,6 +235,7 @@ def _explain_live(
         console.show(*_text(chosen, missing))
     if missing:
         raise typer.Exit(1)
+    return None
 
 
 def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_TopicExplanation]:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import typer
 
@@ -31,14 +30,13 @@ if TYPE_CHECKING:
     from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.judgement import Judgement
     from ackstate.analysis.pulsar.recorder import Progress as Recorded
-    from ackstate.analysis.pulsar.sources import Source, TopicAnswers, Unread
+    from ackstate.analysis.pulsar.sources import Source, Unread
     from ackstate.analysis.pulsar.trace_directory import Resumed
 
 
 _Answer = TypeVar("_Answer")
 _Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 
-_CHECK_S = 0.5  # a write that was in progress at the judged look is done by then
 _REASONS_MAX = 20  # subscriptions shown with reasons
 _CLOSE_PERCENT = 80
 
@@ -60,6 +58,13 @@ RequestTimeoutOption: TypeAlias = Annotated[
 ]
 AnswerMibOption: TypeAlias = Annotated[
     int, typer.Option(metavar="MIB", min=1, max=2_048, help="Refuse a longer answer.")
+]
+MetadataOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Read what is durable here: pulsar+zk://HOST:PORT, or none. By default, where the broker's settings say.",
+    ),
 ]
 RequestRateOption: TypeAlias = Annotated[
     float, typer.Option(metavar="N", min=0.1, max=10_000, help="Most requests per second to the cluster.")
@@ -103,12 +108,7 @@ def snapshot(
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
     topic: TopicOption = None,
-    again: Annotated[
-        Duration | None,
-        duration_option(
-            plain_unit="s", least="1s", most="1h", help="Look again after TIME: 4s under traffic, 65s when quiet."
-        ),
-    ] = None,
+    metadata: MetadataOption = None,
     token_file: TokenFileOption = None,
     token_host: TokenHostOption = None,
     tls_trust_cert_path: TrustOption = "",
@@ -119,24 +119,24 @@ def snapshot(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Estimate redelivery of each subscription if its broker dies now, and how close each limit is.
+    """Show what each subscription redelivers if its broker dies now, and how close each limit is.
 
-    Reads internalStats, stats and settings over the admin interface; changes
-    nothing. These do not show the durable state, so the answer is an interval of acked entries, with the reason for
-    each end. A + marks a lower bound: acked messages of partly acked batches are added to it.
+    Reads the acks in the broker's memory over the admin interface, and between
+    two looks at them what is durable: each cursor's record in ZooKeeper and the
+    last entry of its ledger. Changes nothing and disturbs no broker. The answer is
+    the exact number of acked entries; a range where acks came meanwhile.
 
-    A second look (--again) narrows the interval if three writes happen in
-    between: about 4s under traffic, at one write per second. On a quiet topic
-    it must be longer than a flush and two writes: 65s. A shorter one narrows
-    nothing.
+    Without access to ZooKeeper and the bookies it is at most a number: every
+    acked entry that still exists. A + marks subscriptions whose entries may be
+    batches: acked messages of partly acked ones are added.
 
     Exit status: 0, 1 if a topic, namespace or tenant could not be read, 2 if
     none could.
     """
     if (url is None) == (not recorded):
         raise typer.BadParameter("give either the URL of a broker or --from")
-    if recorded and (again or tenant or namespace or topic):
-        raise typer.BadParameter("--from is one look at all topics: without --again, --tenant, --namespace, --topic")
+    if recorded and (metadata or tenant or namespace or topic):
+        raise typer.BadParameter("--from reads all that it finds: without --metadata, --tenant, --namespace, --topic")
     with ExitStack() as stack:
         if url is not None:
             connections = opened_admin(
@@ -152,47 +152,57 @@ def snapshot(
             from ackstate.analysis.pulsar.sources import RecordedAnswers
 
             source = RecordedAnswers(recorded or [])
-        found, missing = _judged(source, again=again)
+        look = _looked(source, metadata)
     if json:
-        console.write_json(_json(found, missing, top=top))
+        console.write_json(_json(look, top=top))
     else:
-        console.show(*_text(found, missing, top=top))
-    if missing:
+        console.show(*_text(look, top=top))
+    if look.missing:
         raise typer.Exit(1)
 
 
-def _judged(source: Source, *, again: Duration | None) -> tuple[list[Judgement], list[Unread]]:
-    """Return the judged subscriptions, and what could not be read."""
-    from ackstate.analysis.pulsar.judgement import Looks, by_name, judge, most_redelivered_first
-    from ackstate.analysis.pulsar.sources import Unread
+class _Look(NamedTuple):
+    found: Sequence[Judgement]
+    missing: Sequence[Unread]  # what could not be read
+    metadata: str  # the metadata store that was read; empty if none was
+    why_not: str  # why none was read; empty if one was
+
+
+def _looked(source: Source, metadata: str | None) -> _Look:
+    from ackstate.analysis.pulsar.durable import reader_of
+    from ackstate.analysis.pulsar.judgement import by_name, judge_topic, most_redelivered_first
+    from ackstate.analysis.pulsar.sources import LiveBroker, Unread
 
     topics, unlisted = source.listing()
-    pauses_s = [0.0] if again is None else [0.0, again.seconds, _CHECK_S]
-    with console.progress() as progress:
+    chosen, reader, why_not = "", None, "only files were read"
+    with console.progress() as progress, ExitStack() as stack:
         settings = _of_all(topics, source.settings, progress, "settings of topics")
-        looks = [_look(source, topics, progress, pause_s) for pause_s in pauses_s]
-    # The last look shows only whether a write was in progress at the look before it.
-    now, others = (looks[1], looks[::2]) if len(looks) > 1 else (looks[0], [])
+        if isinstance(source, LiveBroker):
+            chosen = metadata_of(metadata) if metadata else source.metadata_url
+            reader, why_not = reader_of(metadata and metadata_of(metadata), source.metadata_url)
+        if reader is not None:
+            stack.enter_context(reader)
+
+        def judged(topic: str) -> list[Judgement]:
+            return judge_topic(topic, source, _had(settings[topic]), reader, unread=why_not)
+
+        outcomes = _of_all(topics, judged, progress, "looking at topics")
     found: list[Judgement] = []
     missing: list[Unread] = []
-    for topic in topics:
-        try:
-            outcomes = [look[topic] for look in others]
-            around = [None if isinstance(each, AckStateError) else each for each in outcomes]
-            found += judge(topic, Looks(_had(now[topic]), *around), _had(settings[topic]))
-        except AckStateError as error:
-            missing.append(Unread("topic", topic, error))
+    for topic, outcome in outcomes.items():
+        if isinstance(outcome, AckStateError):
+            missing.append(Unread("topic", topic, outcome))
+        else:
+            found += outcome
     if missing and len(missing) == len(topics):
         raise missing[0].error
-    return most_redelivered_first(found), sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
+    unread = sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
+    return _Look(most_redelivered_first(found), unread, chosen if reader else "", why_not)
 
 
-def _look(source: Source, topics: Sequence[str], progress: Progress, pause_s: float) -> _Outcomes[TopicAnswers]:
-    if pause_s:
-        waiting = progress.add_task(f"the next look is in {pause_s:g} s", total=None)
-        time.sleep(pause_s)
-        progress.remove_task(waiting)
-    return _of_all(topics, source.read, progress, "looking at topics")
+def metadata_of(text: str) -> str:
+    """Return the URL that ``--metadata`` names; empty for none."""
+    return "" if text == "none" else text
 
 
 def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
@@ -208,30 +218,33 @@ def _had(outcome: _Answer | AckStateError) -> _Answer:
     return outcome
 
 
-def _json(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None = None) -> dict[str, Any]:
+def _json(look: _Look, *, top: int | None = None) -> dict[str, Any]:
     from ackstate.analysis.pulsar.judgement import totals
 
     return {
-        "subscriptions": [each.to_json() for each in found[:top]],
-        "subscriptions_not_shown": len(found) - len(found[:top]),
-        "brokers": totals(found),
-        "missing": [each.to_json() for each in missing],
+        "subscriptions": [each.to_json() for each in look.found[:top]],
+        "subscriptions_not_shown": len(look.found) - len(look.found[:top]),
+        "brokers": totals(look.found),
+        "missing": [each.to_json() for each in look.missing],
+        "metadata": look.metadata or None,
+        "metadata_unread": look.why_not or None,
     }
 
 
-def _text(found: Sequence[Judgement], missing: Sequence[Unread], *, top: int | None) -> Iterator[Table | str]:
-    if not found and not missing:
+def _text(look: _Look, *, top: int | None) -> Iterator[Table | str]:
+    found = look.found
+    if not found and not look.missing:
         yield "there are no topics"
         return
     shown = found[:top]
-    yield _table(shown, missing)
+    yield _table(shown, look.missing)
     if len(found) > len(shown):
         yield f"not shown: {counted(len(found) - len(shown), 'cursor')}, none of which redelivers more"
-    explained = [each for each in shown if each.messages[1] or each.comes_back is None][:_REASONS_MAX]
-    for each in shown:
-        yield from _reasons(each, is_explained=each in explained)
-    yield from map(str, missing)
+    for number, each in enumerate(shown):
+        yield from _reasons(each, is_explained=number < _REASONS_MAX and bool(each.most))
+    yield from map(str, look.missing)
     yield from _totals(found)
+    yield f"durable states: {look.metadata or f'not read: {look.why_not}'}"
     for assumed in sorted({each.assumed for each in found if each.assumed}):
         yield f"settings: {assumed}"
 
@@ -241,11 +254,8 @@ def _totals(found: Sequence[Judgement]) -> Iterator[str]:
 
     for total in totals(found):
         broker = f"broker {total['owner']}" if total["owner"] else "the broker"
-        entries = _interval(total["low"], total["high"], is_lower_bound=total["is_lower_bound"])
-        cursors = counted(total["subscriptions"], "cursor")
-        partly = total["partly_acked_messages"]
-        more = f", and up to about {partly:,} messages of partly acked batches" if partly else ""
-        yield f"if {broker} dies now: {entries} acked entries of {cursors}{more}"
+        entries = _number(total["at_least"], total["comes_back"], may_be_more=total["may_have_batches"])
+        yield f"if {broker} dies now: {entries} acked entries of {counted(total['subscriptions'], 'subscription')}"
 
 
 def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
@@ -254,7 +264,7 @@ def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
     table = new_table("topic", "subscription", "acked", "ranges", "comes back", "closest limit", "used", "holes left")
     for each in found:
         back = each.comes_back
-        entries = _interval(back.low.entries, back.high.entries, is_lower_bound=each.is_lower_bound) if back else "-"
+        entries = _number(back.low, back.high, may_be_more=each.may_have_batches) if back else "-"
         closest = each.limits[0] if each.limits else None
         # More ranges than the metadata store accepts lose nothing: that limit does not bound holes.
         holes = next(
@@ -266,7 +276,7 @@ def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
             "-",
         )
         limit = (closest.setting, f"{closest.percent:.1f} %") if closest else ("-", "-")
-        numbers = (f"{len(each.look.deleted):,}", f"{each.look.deleted.range_count:,}")
+        numbers = (f"{len(each.acked.deleted):,}", f"{each.range_count:,}")
         table.add_row(each.topic, each.subscription, *numbers, entries, *limit, holes)
     for unread in missing:
         table.add_row(unread.name, *["-"] * 3, "not read", *["-"] * 3)
@@ -274,7 +284,7 @@ def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
 
 
 def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
-    """Yield the reasons for both ends of an interval if requested, then the remarks."""
+    """Yield the reason for a number if requested, then the remarks."""
     lines = [*(_explanation(each) if is_explained else ()), *each.remarks]
     if lines:
         yield f"{each.topic}, {each.subscription}:"
@@ -282,21 +292,21 @@ def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
 
 
 def _explanation(each: Judgement) -> Iterator[str]:
-    if each.comes_back is not None:
-        yield f"at least {each.comes_back.low.entries:,}: {each.comes_back.low.why}"
-        yield f"at most {each.comes_back.high.entries:,}: {each.comes_back.high.why}"
+    back = each.comes_back
+    assert back is not None
+    yield f"{_number(back.low, back.high)}: {back.why}"
     if each.cut:
         yield f"cut off by the limit if written now: {each.cut:,}"
-    if each.comes_back is not None:
-        yield f"if the topic is unloaded instead: {each.if_unloaded:,}"
+    yield f"if the topic is unloaded instead: {each.if_unloaded:,}"
     for use in each.limits:
         if use.percent >= _CLOSE_PERCENT:
             yield f"{use.setting}: {use.used:,} of {use.limit:,} {use.unit}: {use.advice}"
 
 
-def _interval(low: int, high: int, *, is_lower_bound: bool) -> str:
-    """Return an interval as text; with a + if it is a lower bound."""
-    return (f"{low:,}" if low == high else f"{low:,} to {high:,}") + "+" * is_lower_bound
+def _number(low: int, high: int, *, may_be_more: bool = False) -> str:
+    """Return a number, range or upper bound as text; with a + if messages of partly acked batches are added."""
+    text = f"{high:,}" if low == high else f"{low:,} to {high:,}" if low else f"at most {high:,}"
+    return text + "+" * may_be_more
 
 
 def exporter(
@@ -311,6 +321,7 @@ def exporter(
         Duration,
         duration_option(plain_unit="s", least="1s", most="1h", help="Look at the cluster this often."),
     ] = Duration(30_000),
+    metadata: MetadataOption = None,
     requests_per_second: RequestRateOption = 50,
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
@@ -321,12 +332,12 @@ def exporter(
     request_timeout: RequestTimeoutOption = Duration(60_000),
     answer_mib_max: AnswerMibOption = ANSWER_MIB,
 ) -> None:
-    """Serve to Prometheus how many messages of each subscription a crash would redeliver, at least and at most.
+    """Serve to Prometheus how many acked entries of each subscription a crash would redeliver.
 
-    Looks at all topics every 30s in the background, and a scrape gets the
-    latest result: it costs the brokers nothing, however many Prometheus servers
-    there are, and each look narrows the bounds of the next. Two requests for
-    each topic and look; at 50 a second, 750 topics take 30s. A look that takes
+    Looks at all topics every 30s in the background, as ackstate pulsar snapshot,
+    and a scrape gets the latest result: it costs the cluster nothing, however
+    many Prometheus servers there are. Three requests for each topic and look,
+    two without metadata; at 50 a second, 500 topics take 30s. A look that takes
     longer than --every is followed by the next at once.
 
     A broker that does not answer is a metric, ackstate_pulsar_topics_unread.
@@ -341,19 +352,22 @@ def exporter(
         url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
         answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
     ) as admin:  # fmt: skip
+        from ackstate.analysis.pulsar.durable import reader_of
         from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
         from ackstate.analysis.pulsar.sources import LiveBroker
 
         def make_source() -> LiveBroker:
             return LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
 
-        run_exporter(
-            Collector(make_source),
-            ExporterCollector(lambda: admin.request_count),
-            ExporterSettings(host, port, every.seconds),
-            announce=console.show,
-            complain=console.complain,
-        )
+        chosen = metadata and metadata_of(metadata)
+        with closing(Collector(make_source, lambda found: reader_of(chosen, found))) as collector:
+            run_exporter(
+                collector,
+                ExporterCollector(lambda: admin.request_count),
+                ExporterSettings(host, port, every.seconds),
+                announce=console.show,
+                complain=console.complain,
+            )
 
 
 def record(

@@ -40,8 +40,11 @@ class BrokerSettings:
     consumer_unacked_max: int = 50_000  # Unacked messages of a consumer; 0 is no limit
     subscription_unacked_max: int = 200_000  # Unacked messages of a subscription; 0 is no limit
     unpersisted_bytes_max: int | None = None  # ``maxUnPersistAckRecordsBytes``; None for a broker without this setting
+    can_have_words: bool = True  # Whether the broker has a setting for `form`
     is_paused_by_ranges: bool = False  # Whether dispatch pauses above `range_count_max` ranges
-    has_zookeeper: bool = False  # Whether the metadata store is ZooKeeper, which limits a record; False if unknown
+    metadata_url: str = (
+        ""  # The metadata store, if it is ZooKeeper, as ``zk:HOST:PORT``; empty if it is not, or unknown
+    )
     # The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
     assumed: str = ""
 
@@ -87,15 +90,9 @@ def with_policies(
     *,
     consumer_unacked_max: Any = None,
     subscription_unacked_max: Any = None,
-    persistence: Any = None,
 ) -> BrokerSettings:
     """Return settings with the overrides of a namespace or a topic; None overrides nothing."""
-    rate = persistence.get("managedLedgerMaxMarkDeleteRate") if isinstance(persistence, dict) else None
-    found: dict[str, Any] = {
-        "consumer_unacked_max": consumer_unacked_max,
-        "subscription_unacked_max": subscription_unacked_max,
-        "mark_delete_rate": rate,
-    }
+    found = {"consumer_unacked_max": consumer_unacked_max, "subscription_unacked_max": subscription_unacked_max}
     for name, value in found.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise SnapshotError(f"policies: {name.replace('_', ' ')} must be a number, got {value!r}")
@@ -107,7 +104,7 @@ def _defaults(version: str, *, assumed: str) -> BrokerSettings:
     if _numbers(known.version) >= (5, 0):
         return replace(known, range_count_max=200_000, metadata_range_count_max=200_000)
     if _numbers(known.version) < (4, 1):
-        return replace(known, form=RangeForm.LIST)
+        return replace(known, form=RangeForm.LIST, can_have_words=False)
     return known
 
 
@@ -125,17 +122,20 @@ def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
         "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),
         "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
         "is_paused_by_ranges": flag(configuration, PAUSE),
-        "has_zookeeper": _has_zookeeper(configuration),
+        "can_have_words": True if pulsar_conf.AS_WORDS in configuration else None,
+        "metadata_url": _zookeeper(configuration),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _has_zookeeper(configuration: Mapping[str, str]) -> bool:
-    """Whether the metadata store is named as ``zk:...`` or, in the old form, by hosts and ports alone."""
+def _zookeeper(configuration: Mapping[str, str]) -> str:
+    """Return the metadata store if it is named as ``zk:...`` or, in the old form, by hosts and ports alone."""
     places = (configuration.get(key, "").strip() for key in ("metadataStoreUrl", "zookeeperServers"))
     place = next((each for each in places if each not in {"", "null"}), "")
     name, _, rest = place.partition(":")
-    return name == "zk" or (bool(rest) and rest.partition("/")[0].partition(",")[0].isdigit())
+    if name == "zk":
+        return place
+    return f"zk:{place}" if rest.partition("/")[0].partition(",")[0].isdigit() else ""
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ without fencing and without recovery: nothing in the cluster changes, and no bro
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ackstate.cursor.formats import PulsarFormat, state_in
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreError
-from ackstate.stores.pulsar import managed_ledger_name, open_cluster
+from ackstate.stores.pulsar import managed_ledger_name, open_cluster, parse_pulsar_url
 from ackstate.topic_name import ROOT, persistence_name
 from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ackstate.stores.pulsar import PulsarLayout
 
 _AT_ONCE = 32
+_ANSWERS_WITHIN_S = 2.0
 _ATTEMPTS = 5
 
 Name: TypeAlias = tuple[str, str]
@@ -163,6 +165,49 @@ class DurableReader:
             self._store.close()
             self._cursors = {}
             self._store = self._open_store()
+
+
+def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
+    """Return a reader of the metadata store that the user names, or else of that which the broker names.
+
+    Args:
+        url: As `DurableReader`; None for that of the broker, empty for none.
+        found: That of the broker, if it is ZooKeeper, else empty.
+
+    Returns:
+        The reader, or None and the reason why there is none.
+
+    Raises:
+        AckStateError: The store that the user names cannot be opened.
+    """
+    if url:
+        try:
+            return DurableReader(url), ""
+        except (ValueError, OSError) as error:
+            raise AckStateError(f"metadata {url}: {error}") from error
+    if url is not None:
+        return None, "the metadata store is not read"
+    if not found:
+        return None, "the broker names no ZooKeeper as its metadata store (--metadata)"
+    try:
+        _check_reachable(parse_pulsar_url(found).hosts)
+        return DurableReader(found), ""
+    except (AckStateError, ValueError, OSError) as error:
+        return None, f"the broker's metadata store {found} cannot be read (--metadata): {error}"
+
+
+def _check_reachable(hosts: str) -> None:
+    """Raise `OSError` unless a server accepts connections: a broker may name hosts that only brokers know."""
+    failure = OSError("no server")
+    for host in hosts.split(","):
+        name, _, port = host.rpartition(":")
+        try:
+            socket.create_connection((name.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S).close()
+        except OSError as error:
+            failure = error
+        else:
+            return
+    raise failure
 
 
 def _log_path(topic: str) -> str:

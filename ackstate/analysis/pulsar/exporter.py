@@ -1,11 +1,10 @@
-"""Looks at all topics of a cluster again and again, and judges each look with the help of the earlier ones."""
+"""Looks at all topics of a cluster again and again, and exports the latest look."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -13,25 +12,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as MetricsCollector
 
 from ackstate.analysis.estimate.slices import namespace_of
-from ackstate.analysis.pulsar.bounds import ComesBack
-from ackstate.analysis.pulsar.judgement import Judgement, Looks, judge
+from ackstate.analysis.pulsar.judgement import Judgement, Kind, judge_topic
 from ackstate.analysis.pulsar.sources import request_all
 from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
-    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.judgement import Judgement
-    from ackstate.analysis.pulsar.sources import Source, TopicAnswers
+    from ackstate.analysis.pulsar.durable import DurableReader
+    from ackstate.analysis.pulsar.sources import LiveBroker
 
 
 SETTINGS_S = 3_600.0
-"""Settings of topics, which cost four requests each, are read again after this time."""
-_EARLIER_MAX = 3  # looks that are kept of each topic, besides the judged one
+"""Settings of topics, which cost several requests each, are read again after this time."""
 
 
 class Collection(NamedTuple):
@@ -50,22 +46,38 @@ class Collection(NamedTuple):
 
 @final
 class Collector:
-    """Collects from one cluster; calls of `collect` must not overlap."""
+    """Collects from one cluster; calls of `collect` must not overlap.
 
-    def __init__(self, make_source: Callable[[], Source]) -> None:
-        self._make_source = make_source
+    Args:
+        make_source: Makes a source whose settings are to be read.
+        open_reader: Opens a reader of what is durable, given the metadata store that the broker names; or returns None
+            and why. It is called again with each new source until it returns one.
+    """
+
+    def __init__(
+        self,
+        make_source: Callable[[], LiveBroker],
+        open_reader: Callable[[str], tuple[DurableReader | None, str]],
+    ) -> None:
+        self._make_source, self._open_reader = make_source, open_reader
         self._source = make_source()
         self._source_s = time.monotonic()
-        self._looks: dict[str, deque[TopicAnswers]] = {}
+        self._reader: DurableReader | None = None
+        self.unread = ""
+        """Why what is durable is not read; empty if it is."""
+        self._has_tried = False
         self._owners: dict[str, str] = {}
 
     def collect(self) -> Collection:
         """Look at every topic once. A failure is part of the result, and does not raise."""
         begun_s = time.monotonic()
         if begun_s - self._source_s >= SETTINGS_S:
-            self._source, self._source_s = self._make_source(), begun_s
+            self._source, self._source_s, self._has_tried = self._make_source(), begun_s, False
         try:
             topics, unlisted = self._source.listing()
+            if self._reader is None and not self._has_tried:
+                self._reader, self.unread = self._open_reader(self._source.metadata_url)
+                self._has_tried = True
         except AckStateError as error:
             return Collection(failure=str(error), ended_s=time.time(), duration_s=time.monotonic() - begun_s)
         judgements: list[Judgement] = []
@@ -75,49 +87,21 @@ class Collector:
                 unread[self._owners.get(topic, "")] += 1
             else:
                 judgements += found
-        self._forget_others(topics)
+                self._owners[topic] = next((each.owner for each in found if each.owner), "")
+        for topic in self._owners.keys() - set(topics):
+            del self._owners[topic]
         return Collection(
             judgements, len(topics), dict(unread), [*map(str, unlisted)],
             ended_s=time.time(), duration_s=time.monotonic() - begun_s,
         )  # fmt: skip
 
+    def close(self) -> None:
+        """End the connections of the reader; no-op if there is none."""
+        if self._reader is not None:
+            self._reader.close()
+
     def _judged(self, topic: str) -> list[Judgement]:
-        settings, answers = self._source.settings(topic), self._source.read(topic)
-        if answers.stats is not None and answers.stats.owner_broker:
-            self._owners[topic] = answers.stats.owner_broker
-        looks = self._looks.setdefault(topic, deque(maxlen=_EARLIER_MAX))
-        earlier = list(looks)
-        found = narrowed(topic, answers, earlier, settings)
-        # The oldest kept look is as old as a quiet cursor needs; the others are the latest ones.
-        if len(looks) == looks.maxlen and answers.asked_ms - looks[1].answered_ms < 1_000 * settings.quiet_seconds:
-            looks.pop()
-        looks.append(answers)
-        return found
-
-    def _forget_others(self, topics: Iterable[str]) -> None:
-        for topic in self._looks.keys() - set(topics):
-            del self._looks[topic]
-            self._owners.pop(topic, None)
-
-
-def narrowed(
-    topic: str, now: TopicAnswers, earlier: Sequence[TopicAnswers], settings: BrokerSettings
-) -> list[Judgement]:
-    """Return the judgements of a look, each with the narrowest bounds that any earlier look gives."""
-    found = judge(topic, Looks(now), settings)
-    for look in earlier:
-        again = judge(topic, Looks(now, look), settings)
-        found = [_narrower(first, second) for first, second in zip(found, again, strict=True)]
-    return found
-
-
-def _narrower(first: Judgement, second: Judgement) -> Judgement:
-    """Return a judgement with the narrower of two bounds at each end; with the first if they contradict each other."""
-    if first.comes_back is None or second.comes_back is None:
-        return first
-    low = max(first.comes_back.low, second.comes_back.low, key=lambda bound: bound.entries)
-    high = min(first.comes_back.high, second.comes_back.high, key=lambda bound: bound.entries)
-    return first if low.entries > high.entries else replace(first, comes_back=ComesBack(low, high))
+        return judge_topic(topic, self._source, self._source.settings(topic), self._reader, unread=self.unread)
 
 
 _LABELS = ("namespace", "topic", "subscription", "broker")
@@ -131,20 +115,24 @@ class _Gauge(NamedTuple):
     value: Callable[[Judgement], float | None]
 
 
+def _of_subscription(each: Judgement, value: float) -> float | None:
+    """Return a value of a durable subscription, so that a sum has no cursors of the broker itself."""
+    return float(value) if each.kind is Kind.SUBSCRIPTION else None
+
+
 _NUMBERS = (
-    _Gauge("ackstate_pulsar_redelivery_if_crashed_low", "Acked entries that are redelivered if the broker dies now: "
-            "at least.", lambda each: each.comes_back and each.comes_back.low.entries),
-    _Gauge("ackstate_pulsar_redelivery_if_crashed_high", "Acked entries that are redelivered if the broker dies "
-            "now: at most; if may_be_more is 1, acked messages of partly acked batches are added.",
-            lambda each: each.comes_back and each.comes_back.high.entries),
+    _Gauge("ackstate_pulsar_redelivery_if_crashed", "Acked entries that are redelivered if the broker dies now; where "
+            "redelivery_is_exact is 0, at most.", lambda each: _of_subscription(each, each.most)),
+    _Gauge("ackstate_pulsar_redelivery_is_exact", "Whether that is exact: what is durable was read, and nothing was "
+            "acked meanwhile.", lambda each: each.comes_back and _of_subscription(each, each.comes_back.is_exact)),
     _Gauge("ackstate_pulsar_redelivery_may_be_more", "Whether acked messages of partly acked batches may be "
-            "redelivered in addition.", lambda each: float(each.is_lower_bound)),
+            "redelivered in addition.", lambda each: _of_subscription(each, each.may_have_batches)),
     _Gauge("ackstate_pulsar_redelivery_if_unloaded", "Acked entries that are redelivered if the topic is unloaded "
-            "now, because a limit excludes them.", lambda each: None if each.comes_back is None else each.if_unloaded),
+            "now, because a limit excludes them.", lambda each: _of_subscription(each, each.if_unloaded)),
     _Gauge("ackstate_pulsar_acked_entries", "Acked entries above the mark-delete position.",
-            lambda each: len(each.look.deleted)),
+            lambda each: len(each.acked.deleted)),
     _Gauge("ackstate_pulsar_ack_ranges", "Ranges of acked entries above the mark-delete position.",
-            lambda each: each.look.deleted.range_count),
+            lambda each: each.range_count),
 )  # fmt: skip
 
 
@@ -254,7 +242,8 @@ def run_exporter(
         while True:
             collection = collector.collect()
             metrics.show(collection)
-            reasons = [collection.failure] if collection.failure else collection.unlisted
+            reasons = [collection.failure] if collection.failure else [*collection.unlisted]
+            reasons += [collector.unread] if collector.unread else []
             for reason in reasons:
                 if reason not in shown:
                     complain(reason)

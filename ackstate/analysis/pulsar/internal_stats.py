@@ -83,10 +83,16 @@ class CursorInternals(_PulsarObject):
     properties: dict[_Name, int] = {}
     redelivery_if_crashed: RedeliveryReported | None = None
 
+    @property
+    def range_count(self) -> int:
+        """The number of acked ranges, as the broker counts them."""
+        return self.individually_deleted_messages.count("(")
+
 
 class TopicInternals(_PulsarObject):
     """`internalStats` of one topic or partition."""
 
+    number_of_entries: int = 0  # Of all ledgers
     current_ledger_entries: _EntryCount = 0
     entries_added_counter: int = 0
     ledgers: list[LedgerInternals]
@@ -186,7 +192,12 @@ def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> A
     return Acked(mark_delete, deleted)
 
 
-def _ranges(text: str, counts: Mapping[int, int], *, what: str) -> DeletedRanges:
+def first_ranges(cursor: CursorInternals, counts: Mapping[int, int], range_count: int, *, what: str) -> DeletedRanges:
+    """Return the acked entries in the first ranges, as a broker counts ranges: one may cross ledgers."""
+    return _ranges(cursor.individually_deleted_messages, counts, what=what, range_count_max=range_count)
+
+
+def _ranges(text: str, counts: Mapping[int, int], *, what: str, range_count_max: int | None = None) -> DeletedRanges:
     """Read ``[(3:0..3:4],(3:6..3:9]]``; older brokers write a blank after the comma."""
     plain = text.replace(", ", ",")
     found = list(_RANGE.finditer(plain))
@@ -195,7 +206,8 @@ def _ranges(text: str, counts: Mapping[int, int], *, what: str) -> DeletedRanges
             f"{what}: individuallyDeletedMessages must be ranges as Pulsar writes them, got {text[:60]!r}"
         )
     try:
-        columns = np.array([[*map(int, each.groups())] for each in found], np.int64).reshape(-1, 4).T
+        numbers = [[*map(int, each.groups())] for each in found[:range_count_max]]
+        columns = np.array(numbers, np.int64).reshape(-1, 4).T
         rows = RangeRows(*columns)
         # The map takes longer than the ranges of most cursors.
         needs_map = (rows.lower_ledger != rows.upper_ledger).any() or (rows.upper_entry >> _CONTAINER_BITS).any()

@@ -1,27 +1,42 @@
-"""Judges each subscription from one or several looks at a broker."""
+"""Judges each subscription of a topic from looks at its broker, and at what is durable where that can be read."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
 from ackstate.analysis.pulsar import broker_settings
-from ackstate.analysis.pulsar.bounds import ComesBack, comes_back, cut_now, cut_on_close
-from ackstate.analysis.pulsar.cursor_look import CursorLook, look_of
-from ackstate.analysis.pulsar.internal_stats import SnapshotError
-from ackstate.position import Position
-from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
+from ackstate.analysis.pulsar.durable import CursorGoneError
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, first_ranges
+from ackstate.analysis.pulsar.redelivery import ComesBack, at_most, exactly
+from ackstate.errors import AckStateError
+from ackstate.wire.pulsar import (
+    CursorInfo,
+    PositionInfo,
+    RangeForm,
+    encode_cursor_info,
+    encode_position_info,
+    limit_ranges,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.internal_stats import SubscriptionStats, TopicInternals, TopicStats
-    from ackstate.analysis.pulsar.sources import TopicAnswers
+    from ackstate.analysis.pulsar.durable import DurableReader, DurableState
+    from ackstate.analysis.pulsar.internal_stats import (
+        Acked,
+        CursorInternals,
+        SubscriptionStats,
+        TopicInternals,
+        TopicStats,
+    )
+    from ackstate.analysis.pulsar.sources import Source, TopicAnswers
 
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
@@ -43,27 +58,29 @@ class LimitUse(NamedTuple):
         return 100 * self.used / self.limit if self.limit else 100.0
 
 
-def limit_uses(look: CursorLook, stats: SubscriptionStats | None, settings: BrokerSettings) -> list[LimitUse]:
+def limit_uses(
+    acks: Acked, cursor: CursorInternals, stats: SubscriptionStats | None, settings: BrokerSettings
+) -> list[LimitUse]:
     """Return the limits that affect a cursor, the closest first; limits that are off are omitted.
 
     The limit of the metadata store is last, because exceeding it loses nothing: a closing cursor then keeps its ledger.
 
     Complexity: O(bytes of the acked ranges in either form).
     """
-    found = [*_of_ranges(look, settings), *_of_bytes(look, settings), *_of_unacked(stats, settings)]
+    found = [*_of_ranges(acks, cursor, settings), *_of_bytes(acks, cursor, settings), *_of_unacked(stats, settings)]
     return sorted(found, key=lambda use: (use.setting == pulsar_conf.METADATA_RANGES, -use.percent))
 
 
-def _of_ranges(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]:
-    ranges, limit = look.deleted.range_count, settings.range_count_max
+def _of_ranges(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> Iterator[LimitUse]:
+    ranges, limit = cursor.range_count, settings.range_count_max
     if settings.form is RangeForm.LIST:
         kept = settings.ranges_kept_max
-        advice = f"raise it, or set {pulsar_conf.AS_WORDS}=true"
+        advice = f"raise it{_or_words(settings)}"
         yield LimitUse(pulsar_conf.RANGES, "ranges", ranges, kept, max(kept - ranges, 0), advice)
     else:
         # Whole ledgers up to the limit: acked entries use it, and holes save it.
         advice = "raise it above the acked entries: in this form it counts them"
-        yield LimitUse(pulsar_conf.RANGES, "acked entries", len(look.deleted), limit, None, advice)
+        yield LimitUse(pulsar_conf.RANGES, "acked entries", len(acks.deleted), limit, None, advice)
         if settings.is_paused_by_ranges:
             advice = f"raise {pulsar_conf.RANGES}: above it dispatch pauses"
             yield LimitUse(broker_settings.PAUSE, "ranges", ranges, limit, max(limit - ranges, 0), advice)
@@ -72,32 +89,36 @@ def _of_ranges(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]
     yield LimitUse(pulsar_conf.METADATA_RANGES, "ranges", ranges, metadata, max(metadata - ranges, 0), advice)
 
 
-def _of_bytes(look: CursorLook, settings: BrokerSettings) -> Iterator[LimitUse]:
-    info = PositionInfo(look.mark_delete, look.deleted, properties=dict(look.properties))
+def _of_bytes(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> Iterator[LimitUse]:
+    info = PositionInfo(acks.mark_delete, acks.deleted, properties=dict(cursor.properties))
     record = len(encode_position_info(info, form=settings.form, limits=settings.limits))
     limit = settings.record_bytes_max
     is_list = settings.form is RangeForm.LIST
-    advice = f"raise it on brokers and bookies{f', or set {pulsar_conf.AS_WORDS}=true' if is_list else ''}"
-    left = _holes_left(limit - record, look) if is_list else None
+    advice = f"raise it on brokers and bookies{_or_words(settings) if is_list else ''}"
+    left = _holes_left(limit - record, acks) if is_list else None
     yield LimitUse(broker_settings.MESSAGE_BYTES, "bytes of the cursor record", record, limit, left, advice)
-    if settings.has_zookeeper:
-        fallback = CursorInfo(-1, look.mark_delete, look.deleted, properties=dict(look.properties))
+    if settings.metadata_url:
+        fallback = CursorInfo(-1, acks.mark_delete, acks.deleted, properties=dict(cursor.properties))
         size = len(encode_cursor_info(fallback, limits=settings.limits))
-        left = _holes_left(_ZOOKEEPER_BYTES_MAX - size, look)
+        left = _holes_left(_ZOOKEEPER_BYTES_MAX - size, acks)
         advice = "raise it on ZooKeeper and brokers: above it there is no way out when the cursor ledger fails"
         yield LimitUse("jute.maxbuffer", "bytes in the metadata store", size, _ZOOKEEPER_BYTES_MAX, left, advice)
     gate = settings.unpersisted_bytes_max
     if gate is not None and gate > 0:
-        left = _holes_left(gate - look.deleted.record_bytes, look)
+        left = _holes_left(gate - acks.deleted.record_bytes, acks)
         advice = "raise it, or write more often: at most this much is not durable"
         name = broker_settings.UNPERSISTED_BYTES
-        yield LimitUse(name, "bytes of ranges, if none is durable", look.deleted.record_bytes, gate, left, advice)
+        yield LimitUse(name, "bytes of ranges, if none is durable", acks.deleted.record_bytes, gate, left, advice)
 
 
-def _holes_left(bytes_left: int, look: CursorLook) -> int:
+def _or_words(settings: BrokerSettings) -> str:
+    return f", or set {pulsar_conf.AS_WORDS}=true" if settings.can_have_words else ""
+
+
+def _holes_left(bytes_left: int, acks: Acked) -> int:
     """Return the number of further ranges of the present mean size that fit."""
-    ranges = look.deleted.range_count
-    mean = look.deleted.record_bytes / ranges if ranges else 24.0  # for ledger ids up to 3,000,000 and 50,000 entries
+    ranges = acks.deleted.range_count
+    mean = acks.deleted.record_bytes / ranges if ranges else 24.0  # for ledger ids up to 3,000,000 and 50,000 entries
     return max(int(bytes_left / mean), 0)
 
 
@@ -112,41 +133,6 @@ def _of_unacked(stats: SubscriptionStats | None, settings: BrokerSettings) -> It
     if of_all:
         used = stats.unacked_messages
         yield LimitUse(broker_settings.SUBSCRIPTION_UNACKED, "unacked messages", used, of_all, None, advice)
-
-
-# Brokers count unacked messages only if consumers share a subscription.
-_COUNTED = frozenset({"Shared", "Key_Shared"})
-
-
-# A broker counts delivered and unacked messages, and lists acks of whole entries. If its consumers acknowledge single
-# messages of batches, the difference is the number of acknowledged messages of incomplete batches: a write makes them
-# durable only together with entries above the mark-delete position, so all of them may be redelivered.
-class PartlyAcked(NamedTuple):
-    """The known bounds of the partly acked batches of a subscription."""
-
-    messages_per_entry: float | None  # The mean; None if unknown
-    messages: int | None  # An estimate of the acked messages of partly acked batches; None if it cannot be made
-    may_be: bool  # Whether there may be partly acked batches, so that a number of acked entries is a lower bound
-
-
-def partly_acked(
-    look: CursorLook, stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
-) -> PartlyAcked:
-    """Return an estimate of partly acked batches from a broker's counts."""
-    mean = _messages_per_entry(stats, internals, topic)
-    if look.reported is not None and not look.reported.batches:
-        return PartlyAcked(mean, 0, may_be=False)
-    if mean is None or stats is None:
-        return PartlyAcked(mean, None, may_be=mean is None or mean > 1)
-    if mean <= 1:
-        return PartlyAcked(mean, 0, may_be=False)
-    if stats.type not in _COUNTED or look.read_position is None:
-        return PartlyAcked(mean, None, may_be=True)
-    waiting = stats.msg_in_replay + stats.msg_delayed
-    last_read = Position(look.read_position.ledger_id, max(look.read_position.entry_id, 0) - 1)
-    read = look.count_up_to(last_read) - look.count_up_to(look.mark_delete)
-    delivered = max(read - len(look.deleted) - waiting, 0)
-    return PartlyAcked(mean, max(round(delivered * mean) - max(stats.unacked_messages, 0), 0), may_be=True)
 
 
 def _messages_per_entry(
@@ -165,28 +151,31 @@ def _messages_per_entry(
 
 # Of a record in the words form: a billion entries, and 200 times the longest record that a bookie takes.
 _WORDS_MAX = 1 << 24
+_ROUNDS = 2
 
 
-class Looks(NamedTuple):
-    """Answers about one topic: the judged ones, and optionally earlier ones and some soon after."""
+class Kind(StrEnum):
+    """What a cursor is; only subscriptions have redelivery that counts."""
 
-    now: TopicAnswers
-    earlier: TopicAnswers | None = None
-    later: TopicAnswers | None = None
+    SUBSCRIPTION = "subscription"
+    NOT_DURABLE = "not durable"
+    BROKERS_OWN = "of the broker itself"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One subscription of one topic or partition."""
+    """One cursor of one topic or partition."""
 
     topic: str
     subscription: str
     owner: str  # The broker that has the topic; empty if unknown
-    look: CursorLook  # The cursor in memory
-    stats: SubscriptionStats | None  # Stats of the subscription; None if unknown
-    # Acked entries that are redelivered if the broker dies now; None if the cursor is not durable.
-    comes_back: ComesBack | None
-    partly_acked: PartlyAcked  # Additional messages from partly acked batches
+    kind: Kind
+    state: str  # Of the cursor, Pulsar's name
+    acked: Acked  # In the broker's memory
+    range_count: int  # Of these acks, as the broker counts them
+    comes_back: ComesBack | None  # If the broker dies now; None if the cursor is not durable
+    messages_per_entry: float | None  # The mean; None if unknown
+    may_have_batches: bool  # Whether acked messages of partly acked batches may come back in addition
     cut: int  # Acked entries that a record written now would exclude
     if_unloaded: int  # Acked entries that are redelivered if the topic is closed gracefully instead
     limits: Sequence[LimitUse]  # The use of each limit, the closest first
@@ -194,18 +183,14 @@ class Judgement:
     assumed: str  # The reason why some settings are assumed; empty if all are known
 
     @property
-    def is_lower_bound(self) -> bool:
-        """Whether acked messages of partly acked batches may be redelivered besides the entries of `comes_back`."""
-        return self.comes_back is not None and self.partly_acked.may_be
+    def is_moving(self) -> bool:
+        """Whether acks came while what is durable was read."""
+        return self.comes_back is not None and self.comes_back.is_read and not self.comes_back.is_exact
 
     @property
-    def messages(self) -> tuple[int, int]:
-        """The approximate number of redelivered acked messages, least and most, including partly acked batches."""
-        if self.comes_back is None:
-            return 0, 0
-        mean = self.partly_acked.messages_per_entry or 1
-        low, high = (round(bound.entries * mean) for bound in self.comes_back)
-        return low, high + (self.partly_acked.messages or 0)
+    def most(self) -> int:
+        """The most acked entries of a subscription that come back."""
+        return self.comes_back.high if self.comes_back is not None and self.kind is Kind.SUBSCRIPTION else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the judgement in the form of ``docs/json-output.md``."""
@@ -214,31 +199,75 @@ class Judgement:
             "topic": self.topic,
             "subscription": self.subscription,
             "owner": self.owner or None,
-            "state": self.look.state,
-            "mark_delete": str(self.look.mark_delete),
-            "acked_above_mark_delete": len(self.look.deleted),
-            "ranges": self.look.deleted.range_count,
-            "comes_back": back and {"low": back.low._asdict(), "high": back.high._asdict()},
-            "is_lower_bound": self.is_lower_bound,
-            "partly_acked_messages": self.partly_acked.messages if back else None,
-            "messages_estimate": back and dict(zip(("low", "high"), self.messages, strict=True)),
+            "kind": str(self.kind),
+            "state": self.state,
+            "mark_delete": str(self.acked.mark_delete),
+            "acked_above_mark_delete": len(self.acked.deleted),
+            "ranges": self.range_count,
+            "comes_back": back and back.high,
+            "at_least": back and back.low,
+            "is_exact": back and back.is_exact,
+            "why": back and back.why,
+            "messages": None if back is None or self.may_have_batches else back.high,
+            "messages_per_entry": self.messages_per_entry,
             "cut_if_written_now": self.cut,
             "comes_back_if_unloaded": back and self.if_unloaded,
-            "messages_per_entry": self.partly_acked.messages_per_entry,
             "limits": [use._asdict() | {"percent": round(use.percent, 2)} for use in self.limits],
             "remarks": list(self.remarks),
             "settings_assumed": self.assumed,
         }
 
 
-def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]:
-    """Return the judgement of each cursor of a topic, in the order of their names."""
-    return [_judged(topic, name, looks, settings) for name in sorted(looks.now.internals.cursors)]
+def judge_topic(
+    topic: str, source: Source, settings: BrokerSettings, reader: DurableReader | None, *, unread: str
+) -> list[Judgement]:
+    """Look at a topic and return the judgement of each cursor, in the order of their names.
+
+    What is durable is read between two looks at the broker's memory, and once more if acks came meanwhile. Without a
+    reader, `unread` says why.
+    """
+    answers = source.read(topic)
+    found: list[Judgement] = []
+    for _ in range(_ROUNDS if reader else 1):
+        before = answers.internals
+        names = {name: (topic, unquote_plus(name)) for name in sorted(before.cursors)}
+        durable: Mapping[str, DurableState | AckStateError] = dict.fromkeys(names, AckStateError(unread))
+        if reader is not None:
+            durable = _durable(reader, names)
+            answers = answers._replace(internals=source.internals(topic))
+        found = judge(topic, answers, before, durable, settings)
+        if not any(each.is_moving for each in found):
+            break
+    return found
+
+
+def _durable(reader: DurableReader, names: Mapping[str, tuple[str, str]]) -> dict[str, DurableState | AckStateError]:
+    try:
+        read = reader.read(names.values())
+    except AckStateError as error:
+        return dict.fromkeys(names, error)
+    return {name: read[each] for name, each in names.items()}
+
+
+def judge(
+    topic: str,
+    answers: TopicAnswers,
+    before: TopicInternals | None,
+    durable: Mapping[str, DurableState | AckStateError],
+    settings: BrokerSettings,
+) -> list[Judgement]:
+    """Return the judgement of each cursor from a look at a topic, and what was durable just before it, or why unknown.
+
+    `before` is the look before that was read. The keys are those of the cursors in the answers.
+    """
+    if answers.internals.cursors and not answers.internals.ledgers:
+        raise SnapshotError(f"{topic}: internalStats: no ledgers, without which acked entries cannot be counted")
+    return [_judged(topic, name, answers, before, durable, settings) for name in sorted(answers.internals.cursors)]
 
 
 def most_redelivered_first(judgements: Iterable[Judgement]) -> list[Judgement]:
-    """Return judgements sorted by the most messages that may be redelivered, then by name."""
-    return sorted(judgements, key=lambda each: (-each.messages[1], by_name(each.topic), by_name(each.subscription)))
+    """Return judgements sorted by the most entries that may be redelivered, then by name."""
+    return sorted(judgements, key=lambda each: (-each.most, by_name(each.topic), by_name(each.subscription)))
 
 
 def by_name(name: str) -> list[tuple[str, int, str]]:
@@ -248,10 +277,10 @@ def by_name(name: str) -> list[tuple[str, int, str]]:
 
 
 def totals(judgements: Iterable[Judgement]) -> list[dict[str, Any]]:
-    """Return the sums for each broker, because all of its topics die with it."""
+    """Return the sums over the subscriptions of each broker, because all of its topics die with it."""
     groups: dict[str, list[Judgement]] = defaultdict(list)
     for each in judgements:
-        if each.comes_back is not None:
+        if each.comes_back is not None and each.kind is Kind.SUBSCRIPTION:
             groups[each.owner].append(each)
     return [_total(owner, groups[owner]) for owner in sorted(groups)]
 
@@ -261,66 +290,130 @@ def _total(owner: str, durable: Sequence[Judgement]) -> dict[str, Any]:
     return {
         "owner": owner or None,
         "subscriptions": len(durable),
-        "low": sum(bound.low.entries for bound in bounds),
-        "high": sum(bound.high.entries for bound in bounds),
-        "is_lower_bound": any(each.is_lower_bound for each in durable),
-        "partly_acked_messages": sum(each.partly_acked.messages or 0 for each in durable),
+        "comes_back": sum(bound.high for bound in bounds),
+        "at_least": sum(bound.low for bound in bounds),
+        "is_exact": all(bound.is_exact for bound in bounds),
+        "may_have_batches": any(each.may_have_batches for each in durable),
     }
 
 
-def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Judgement:
-    # Keys of cursors are URL-encoded, those of subscriptions are not.
-    subscription = unquote_plus(name)
-    now, earlier, later = (_look(topic, name, answers) for answers in looks)
-    assert now is not None
+def _judged(  # noqa: PLR0913, PLR0917 - as `judge`, for one cursor
+    topic: str,
+    name: str,
+    answers: TopicAnswers,
+    before: TopicInternals | None,
+    durable: Mapping[str, DurableState | AckStateError],
+    settings: BrokerSettings,
+) -> Judgement:
+    subscription, what = unquote_plus(name), f"{topic}, {name}"  # Keys of cursors are encoded as in a URL.
+    internals, statistics = answers.internals, answers.stats
+    cursor, counts = internals.cursors[name], internals.entry_counts()
+    now = acked(cursor, counts, what=what)
     words = sum((bitmap.max() >> 6) + 1 for _, bitmap in now.deleted.bitmaps())
     if settings.form is RangeForm.WORDS and words > _WORDS_MAX:
-        raise SnapshotError(f"{topic}, {name}: individuallyDeletedMessages: a record of {words:,} words is too long")
-    statistics = looks.now.stats
+        raise SnapshotError(f"{what}: individuallyDeletedMessages: a record of {words:,} words is too long")
     stats = statistics.subscriptions.get(subscription) if statistics else None
-    is_durable = stats is None or stats.is_durable is not False
-    partly = partly_acked(now, stats, looks.now.internals, statistics)
+    state = durable.get(name, _NOT_YET)
+    kind = _kind(subscription, stats, state, has_statistics=statistics is not None)
+    mean = _messages_per_entry(stats, internals, statistics)
+    reported = cursor.redelivery_if_crashed
+    back = None
+    if kind is not Kind.NOT_DURABLE:
+        was = before.cursors.get(name) if before is not None else None
+        earlier = None if was is None else acked(was, counts, what=what)
+        back = _comes_back(now, cursor, earlier, state, internals)
+    may_have_batches = back is not None and (mean is None or mean > 1 or _has_partly_acked(state))
+    if reported is not None:
+        may_have_batches = bool(reported.batches)
     return Judgement(
         topic=topic,
         subscription=subscription,
         owner=(statistics.owner_broker if statistics else None) or "",
-        look=now,
-        stats=stats,
-        comes_back=comes_back(now, settings, earlier=earlier, later=later) if is_durable else None,
-        partly_acked=partly,
-        cut=cut_now(now, settings),
-        if_unloaded=cut_on_close(now, settings),
-        limits=limit_uses(now, stats, settings) if is_durable else (),
-        remarks=list(_remarks(now, stats, partly, is_system=statistics is not None and stats is None)),
+        kind=kind,
+        state=cursor.state,
+        acked=now,
+        range_count=cursor.range_count,
+        comes_back=back,
+        messages_per_entry=mean,
+        may_have_batches=may_have_batches,
+        cut=cut_of(now, cursor, counts, settings, settings.form),
+        # Few ranges go to the metadata record, which is a list; more go to the cursor ledger. With 4.2.4, partly acked
+        # batches are redelivered in the first case: it writes them but does not read them.
+        if_unloaded=cut_of(
+            now,
+            cursor,
+            counts,
+            settings,
+            RangeForm.LIST if cursor.range_count <= settings.metadata_range_count_max else settings.form,
+        ),
+        limits=() if back is None else limit_uses(now, cursor, stats, settings),
+        remarks=[*_remarks(kind, mean, may_have_batches=may_have_batches)],
         assumed=settings.assumed,
     )
 
 
-def _look(topic: str, name: str, answers: TopicAnswers | None) -> CursorLook | None:
-    cursor = answers.internals.cursors.get(name) if answers else None
-    if answers is None or cursor is None:
-        return None
-    counts = answers.internals.entry_counts()
-    stats = answers.stats.subscriptions.get(unquote_plus(name)) if answers.stats else None
-    what = f"{topic}, {name}"
-    return look_of(cursor, counts, stats, what=what, asked_ms=answers.asked_ms, answered_ms=answers.answered_ms)
+_NOT_YET = AckStateError("the cursor was created while the topic was read")
 
 
-def _remarks(
-    look: CursorLook, stats: SubscriptionStats | None, partly: PartlyAcked, *, is_system: bool
-) -> Iterator[str]:
-    if stats is not None and stats.is_durable is False:
+def _comes_back(
+    now: Acked,
+    cursor: CursorInternals,
+    before: Acked | None,
+    durable: DurableState | AckStateError,
+    internals: TopicInternals,
+) -> ComesBack:
+    if cursor.redelivery_if_crashed is not None:
+        count = cursor.redelivery_if_crashed.entries
+        return ComesBack(count, count, "the broker counts the acks that are not durable")
+    counts = internals.entry_counts()
+    unlisted = max(internals.number_of_entries - sum(counts.values()), 0)
+    if unlisted:
+        return at_most(now, counts, f"{unlisted:,} are in ledgers that the answer lacks", unlisted_count=unlisted)
+    if isinstance(durable, AckStateError):
+        return at_most(now, counts, str(durable))
+    return exactly(before, now, durable, counts)
+
+
+def cut_of(
+    acks: Acked, cursor: CursorInternals, counts: Mapping[int, int], settings: BrokerSettings, form: RangeForm
+) -> int:
+    """Return the number of acked entries that a record in a form, written now, would exclude."""
+    if form is RangeForm.WORDS:
+        return limit_ranges(acks.deleted, form=form, limits=settings.limits).excluded_count
+    if cursor.range_count <= settings.ranges_kept_max:
+        return 0
+    kept = first_ranges(cursor, counts, settings.ranges_kept_max, what="acked ranges")
+    kept.remove_at_most(acks.mark_delete)
+    return len(acks.deleted) - len(kept)
+
+
+_COMPACTION, _BROKERS_PREFIX = "__compaction", "pulsar."  # pulsar.dedup, pulsar.repl.CLUSTER
+
+
+def _kind(
+    subscription: str,
+    stats: SubscriptionStats | None,
+    durable: DurableState | AckStateError,
+    *,
+    has_statistics: bool,
+) -> Kind:
+    if isinstance(durable, CursorGoneError) or (stats is not None and stats.is_durable is False):
+        return Kind.NOT_DURABLE
+    is_listed = stats is not None or not has_statistics
+    if not is_listed or subscription == _COMPACTION or subscription.startswith(_BROKERS_PREFIX):
+        return Kind.BROKERS_OWN
+    return Kind.SUBSCRIPTION
+
+
+def _has_partly_acked(durable: DurableState | AckStateError) -> bool:
+    return not isinstance(durable, AckStateError) and bool(durable.batch)
+
+
+def _remarks(kind: Kind, mean: float | None, *, may_have_batches: bool) -> Iterator[str]:
+    if kind is Kind.NOT_DURABLE:
         yield "not durable: its state does not survive the broker, and its reader decides where to continue"
-        return
-    if is_system:
-        yield "not a subscription, but a cursor of the broker itself"
-    if not look.has_written:
-        yield f"state {look.state}: no write since the topic was loaded is known, or a write failed"
-    if partly.may_be and partly.messages_per_entry is None:
-        yield "+: messages per entry are unknown; if entries are batches, acked messages of partly acked ones are added"
-    elif partly.may_be:
-        mean = f"+: about {partly.messages_per_entry:.3g} messages an entry"
-        if partly.messages is None:
-            yield f"{mean}; acked messages of partly acked batches are added; the broker does not report their number"
-        else:
-            yield f"{mean}; up to about {partly.messages:,} acked messages of partly acked batches are added"
+    elif kind is Kind.BROKERS_OWN:
+        yield "not a subscription, but a cursor of the broker itself: in no total"
+    if may_have_batches:
+        about = "messages per entry are unknown" if mean is None else f"about {mean:.3g} messages an entry"
+        yield f"+: {about}; acked messages of partly acked batches are added: brokers do not show how many"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from threading import Lock
@@ -40,10 +39,7 @@ class TopicAnswers(NamedTuple):
     """The answers about one topic or partition."""
 
     internals: TopicInternals  # Its cursors in memory
-    # Requested after `internals`: its last record is of the same moment or later. None if unknown.
-    stats: TopicStats | None
-    asked_ms: int = 0  # Time before the requests, on a monotonic clock
-    answered_ms: int = 0  # Time after the answers
+    stats: TopicStats | None  # None if unknown
 
 
 class Unread(NamedTuple):
@@ -103,6 +99,9 @@ class Source(Protocol):
     def read(self, topic: str) -> TopicAnswers:
         """Return the answers about one topic."""
 
+    def internals(self, topic: str) -> TopicInternals:
+        """Return the cursors of a topic in memory."""
+
 
 @final
 class LiveBroker:
@@ -121,7 +120,7 @@ class LiveBroker:
         for path, names in ((topic_path, topics), (namespace_path, namespaces), (_tenant_path, tenants)):
             for name in names:
                 path(name)  # refused before any request
-        self._of_broker = BrokerSettings()
+        self._of_broker = BrokerSettings()  # as of `listing`
         self.cursor_properties: dict[str, str] | None = None
         self._known: dict[str, BrokerSettings | AckStateError] = {}
         self._locks: dict[str, Lock] = {}
@@ -150,6 +149,11 @@ class LiveBroker:
             raise unread[0].error
         return Listing(sorted({*chain(*of_namespaces, *of_topics)}), unread)
 
+    @property
+    def metadata_url(self) -> str:
+        """The metadata store that the broker names, if it is ZooKeeper; empty if not, or unknown before `listing`."""
+        return self._of_broker.metadata_url
+
     def includes(self, topic: str) -> bool:
         """Return whether `listing` has a topic, or one of its partitions, if it exists."""
         topics, namespaces, tenants = self._chosen
@@ -169,9 +173,8 @@ class LiveBroker:
 
     def read(self, topic: str) -> TopicAnswers:
         """Return the answers about one topic."""
-        asked_ms = time.monotonic_ns() // 10**6
-        internals = self.internals(topic)
-        return TopicAnswers(internals, self.stats(topic), asked_ms, -(-time.monotonic_ns() // 10**6))
+        stats = self.stats(topic)
+        return TopicAnswers(self.internals(topic), stats)
 
     def internals(self, topic: str) -> TopicInternals:
         """Return the cursors of a topic in memory."""
@@ -239,7 +242,6 @@ class LiveBroker:
             settings,
             consumer_unacked_max=policies.get("max_unacked_messages_per_consumer"),
             subscription_unacked_max=policies.get("max_unacked_messages_per_subscription"),
-            persistence=policies.get("persistence"),
         )
 
     def _with_topic(self, settings: BrokerSettings, path: str) -> BrokerSettings:
@@ -247,7 +249,6 @@ class LiveBroker:
             settings,
             consumer_unacked_max=self._policy(f"{path}/maxUnackedMessagesOnConsumer"),
             subscription_unacked_max=self._policy(f"{path}/maxUnackedMessagesOnSubscription"),
-            persistence=self._policy(f"{path}/persistence"),
         )
 
     def _policy(self, path: str) -> Any:
@@ -295,10 +296,14 @@ class RecordedAnswers:
 
     def read(self, topic: str) -> TopicAnswers:
         """Read the files of one topic."""
-        path = self._files["internalStats", topic]
         stats_path = self._files.get(("stats", topic))
         stats = read_object(TopicStats, _json(stats_path), what=str(stats_path)) if stats_path else None
-        return TopicAnswers(read_object(TopicInternals, _json(path), what=str(path)), stats)
+        return TopicAnswers(self.internals(topic), stats)
+
+    def internals(self, topic: str) -> TopicInternals:
+        """Read the file with the cursors of one topic."""
+        path = self._files["internalStats", topic]
+        return read_object(TopicInternals, _json(path), what=str(path))
 
     def _take(self, path: Path, *, is_named: bool) -> None:
         found = _FILE.fullmatch(path.name)

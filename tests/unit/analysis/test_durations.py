@@ -57,7 +57,7 @@ REFUSED = {
     ("broker", "new", "--delay-ms-max", "0s"): "must be from 1ms to",
     ("crash", "--budget", "0s"): "must be at least 1ms, got '0s'",
     ("crash", "--budget", "5"): "must be a duration such as 500ms, 5s, 1m or 1h, got '5'",
-    ("pulsar", "snapshot", "--again", "500ms"): "must be from 1s to 1h, got '500ms'",
+    ("pulsar", "snapshot", "--request-timeout", "500ms"): "must be from 1s to 1h, got '500ms'",
     ("pulsar", "snapshot", "--request-timeout", "0"): "must be from 1s to 1h, got '0'",
     ("trace", "generate", "new", "--flush-interval-ms", "x"): "must be a duration such as",
 }

@@ -65,7 +65,6 @@ REFUSED = [
     ("crash --budget 0s", "'--budget': must be at least 1ms, got '0s'"),
     ("crash --budget 5", f"'--budget': {DURATION} '5'"),
     ("trace generate new --flush-interval-ms x", f"'--flush-interval-ms': {DURATION} 'x'"),
-    (f"pulsar snapshot {URL} --again 500ms", "'--again': must be from 1s to 1h, got '500ms'"),
     (f"pulsar snapshot {URL} --request-timeout 0", "'--request-timeout': must be from 1s to 1h, got '0'"),
     ("pulsar record http://host T --every 500ms", "'--every': must be from 1s to 1h"),
     ("pulsar record http://host T --for 0s", "'--for': must be at least 1s"),
@@ -109,7 +108,7 @@ REFUSED = [
     # Brokers.
     ("pulsar snapshot", "the URL of a broker or --from"),
     (f"pulsar snapshot {URL} --from x", "the URL of a broker or --from"),
-    (f"pulsar snapshot --from {VECTORS} --again 5s", "one look"),
+    (f"pulsar snapshot --from {VECTORS} --metadata zk:h:1", "without --metadata"),
     (f"pulsar snapshot {URL} --topic a/b", "a/b"),
     (f"pulsar snapshot {URL} --namespace a", "tenant/namespace"),
     (f"pulsar snapshot {URL} --top 0", "--top"),

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ackstate import BatchIndexes, DeletedRanges, Position
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar import exporter
+from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector
-from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
-from ackstate.analysis.pulsar.sources import Listing, LiveBroker, TopicAnswers
+from ackstate.analysis.pulsar.sources import LiveBroker
 from command_line import ENTRY
 from promql import check_query, samples_of, texts_of
-from pulsar_admin import INTERNALS, PATH, STATS, TOPIC, serving, topic_answers
+from pulsar_admin import INTERNALS, PATH, TOPIC, serving, topic_answers
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 DASHBOARD = json.loads((EXAMPLES / "grafana-pulsar-dashboard.json").read_text())
@@ -33,9 +34,10 @@ OTHER, OTHER_PATH = f"{TOPIC}-2", f"{PATH}-2"
 def exported():
     """A function that collects from a broker several times, and returns the samples after each collection."""
 
-    def exported(url, *, times=1, between=lambda _number: None):
+    def exported(url, *, times=1, between=lambda _number: None, reader=None):
         with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin:
-            collector, metrics = Collector(lambda: LiveBroker(admin)), ExporterCollector(lambda: admin.request_count)
+            collector = Collector(lambda: LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"))
+            metrics = ExporterCollector(lambda: admin.request_count)
             registry = CollectorRegistry()
             registry.register(metrics)
             found = []
@@ -53,22 +55,28 @@ def value(samples, name, **labels):
     return found
 
 
-def grown(internals, *, by=3, acked="[(3:0..3:1]]"):
-    changed = copy.deepcopy(internals)
-    changed["cursors"]["sub"]["cursorLedgerLastEntry"] += by
-    changed["cursors"]["sub"]["individuallyDeletedMessages"] = acked
-    return changed
+class Durable:
+    """A reader of what is durable: of each cursor, some acks of the recorded topic."""
+
+    def __init__(self, *runs):
+        self._deleted = DeletedRanges()
+        for first, end in runs:
+            self._deleted.add_run(3, first, end)
+
+    def read(self, names):
+        return {name: DurableState(Position(3, -1), self._deleted, BatchIndexes(), (1, 4, 1)) for name in names}
 
 
 # --- Exported metrics
 
 
-def test_the_bounds_of_a_look_are_those_of_the_snapshot(exported):
+@pytest.mark.parametrize(("reader", "expected", "is_exact"), [(None, 30, 0), (Durable((1, 2), (3, 4)), 28, 1)])
+def test_the_number_of_a_look_is_that_of_the_snapshot(exported, reader, expected, is_exact):
     with serving() as broker:
-        (samples,) = exported(broker.url)
+        (samples,) = exported(broker.url, reader=reader)
     names = {"namespace": "public/default", "topic": TOPIC, "subscription": "sub", "broker": "127.0.0.1:8080"}
-    assert value(samples, "ackstate_pulsar_redelivery_if_crashed_low", **names) == 27
-    assert value(samples, "ackstate_pulsar_redelivery_if_crashed_high", **names) == 30
+    assert value(samples, "ackstate_pulsar_redelivery_if_crashed", **names) == expected
+    assert value(samples, "ackstate_pulsar_redelivery_is_exact", **names) == is_exact
     assert value(samples, "ackstate_pulsar_redelivery_if_unloaded", **names) == 0
     assert value(samples, "ackstate_pulsar_acked_entries", **names) == 30
     assert value(samples, "ackstate_pulsar_topics_unread", broker="127.0.0.1:8080") == 0
@@ -77,20 +85,29 @@ def test_the_bounds_of_a_look_are_those_of_the_snapshot(exported):
     assert value(samples, "ackstate_pulsar_limit_used_ratio", setting=ranges) == pytest.approx(30 / 10_000)
 
 
-def test_an_earlier_look_narrows_the_bounds(exported):
-    """Three records later, the acks of the first look are durable."""
-    stats = copy.deepcopy(STATS)
-    stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
-    later = copy.deepcopy(INTERNALS)
-    later["cursors"]["sub"]["cursorLedgerLastEntry"] += 3
-    later["cursors"]["sub"]["individuallyDeletedMessages"] = INTERNALS["cursors"]["sub"][
-        "individuallyDeletedMessages"
-    ].replace("]]", "],(3:60..3:62]]")
-    with serving(topic_answers(internals=[INTERNALS, later, later], stats=stats)) as broker:
-        first, second = exported(broker.url, times=2)
-    high = "ackstate_pulsar_redelivery_if_crashed_high"
-    assert (value(first, high), value(second, high)) == (30, 2)
-    assert value(second, "ackstate_pulsar_redelivery_if_crashed_low") == 0
+def test_cursors_of_the_broker_itself_are_in_no_sum(exported):
+    internals = copy.deepcopy(INTERNALS)
+    internals["cursors"]["pulsar.dedup"] = internals["cursors"]["sub"]
+    with serving(topic_answers(internals=internals)) as broker:
+        (samples,) = exported(broker.url)
+    for name, count in (("redelivery_if_crashed", 1), ("redelivery_is_exact", 1), ("acked_entries", 2)):
+        assert [each for each, _, _ in samples].count(f"ackstate_pulsar_{name}") == count
+
+
+def test_a_metadata_store_that_cannot_be_opened_is_tried_again_with_the_settings(monkeypatch):
+    """Each look says why what is durable is unknown."""
+    opened = [(None, "no route"), (Durable(), "")]
+    with serving() as broker, PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin:
+        collector = Collector(lambda: LiveBroker(admin), lambda _found: opened.pop(0))
+        for _ in range(2):
+            (found,) = collector.collect().judgements
+            assert "no route" in found.comes_back.why
+        assert collector.unread == "no route"
+        monkeypatch.setattr(exporter, "SETTINGS_S", 0)
+        for _ in range(2):
+            (found,) = collector.collect().judgements
+            assert found.comes_back.is_exact
+    assert collector.unread == ""
 
 
 def test_a_topic_that_is_not_read_is_counted_for_its_broker_and_the_others_are_exported(exported):
@@ -120,31 +137,6 @@ def test_a_cluster_that_does_not_answer_is_a_metric(exported):
     assert value(after, "ackstate_pulsar_collections_failed_total") == 1
     stamp = "ackstate_pulsar_collection_timestamp_seconds"
     assert value(after, stamp) == value(before, stamp), "of the latest look that listed the topics"
-
-
-def test_old_looks_are_kept_for_quiet_cursors():
-    """With a look every 30 s, one of the kept ones is always older than a flush and two writes."""
-    settings, clock, stats = BrokerSettings(), [1_000.0], copy.deepcopy(STATS)
-    stats["subscriptions"]["sub"].pop("nonContiguousDeletedMessagesRangesSerializedSize")
-
-    class Fixed:
-        def listing(self):
-            return Listing([TOPIC])
-
-        def settings(self, topic):
-            return settings
-
-        def read(self, topic):
-            answers = (TopicInternals.model_validate(INTERNALS), TopicStats.model_validate(stats))
-            return TopicAnswers(*answers, 1_000 * clock[0], 1_000 * clock[0])
-
-    collector = Collector(Fixed)
-    for _number in range(20):
-        collection = collector.collect()
-        clock[0] += 30
-    (found,) = collection.judgements
-    assert found.comes_back.low.entries == found.comes_back.high.entries == 0
-    assert "nothing was acked" in found.comes_back.high.why
 
 
 # --- Its requests
@@ -183,7 +175,7 @@ def test_everything_that_is_exported_is_shown(scrape):
 
 def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape):
     alerts = re.findall(r"- alert: (\w+)\n\s+expr: ([^\n]*)\n(.*?)(?=- alert:|\Z)", ALERTS, re.DOTALL)
-    assert len(alerts) == ALERTS.count("alert:") == 8
+    assert len(alerts) == ALERTS.count("alert:") == 7
     for _name, expression, rest in alerts:
         check_query(expression, re.findall(r"\$labels\.(\w+)", rest), scrape)
         assert "severity: " in rest
@@ -194,7 +186,7 @@ def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_a_signal(number):
     with serving() as broker:
-        command = [*ENTRY, "pulsar", "exporter", broker.url, "--port", "0", "--every", "1h"]
+        command = [*ENTRY, "pulsar", "exporter", broker.url, "--port", "0", "--every", "1h", "--metadata", "none"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             line = process.stdout.readline()
@@ -203,13 +195,13 @@ def test_it_serves_until_a_signal(number):
             with urllib.request.urlopen(found[1], timeout=30) as answer:
                 text = answer.read().decode()
             asked = len(broker.asked)
-            assert value(samples_of(text), "ackstate_pulsar_redelivery_if_crashed_high", topic=TOPIC) == 30
+            assert value(samples_of(text), "ackstate_pulsar_redelivery_if_crashed", topic=TOPIC) == 30
             urllib.request.urlopen(found[1], timeout=30).close()
             assert len(broker.asked) == asked, "a scrape sends no request"
         finally:
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (0, "", "")
+        assert (process.returncode, out, err) == (0, "", "ackstate: the metadata store is not read\n")
 
 
 def test_before_the_first_look_only_counters_are_exported():

@@ -1,0 +1,191 @@
+"""Kills a broker again and again, and compares what comes back with what `ackstate pulsar snapshot` said before."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from urllib.error import HTTPError
+
+import pulsar
+
+from ackstate.analysis.pulsar.durable import DurableReader
+from live.command import ackstate_json
+from live.findings import Section
+from live.java_process import JARS
+from live.messages import place_of, publish, subscribe
+
+_TOPICS, _SUBSCRIPTIONS, _PUBLISHED = 12, 5, 120
+_KILLS = 5
+_RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
+_PLACE = re.compile(r"entry (\d+) of cursor ledger (\d+)")
+# A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.
+_SETTINGS = {"managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerMaxEntriesPerLedger": 70}
+
+
+class Snapshots:
+    """The section.
+
+    Args:
+        cluster: A started cluster, without the topics.
+    """
+
+    def __init__(self, cluster):
+        self._cluster = cluster
+        self._rng = random.Random(45)
+        self._consumers = {}  # (topic, subscription) -> its consumer
+        self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
+        count = _TOPICS * _SUBSCRIPTIONS
+        self.section = Section(
+            "A snapshot, and what comes back",
+            f"A broker is killed {_KILLS} times (SIGKILL) with {count} subscriptions, each after any of: acks with and"
+            " without holes, skip, skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once"
+            " with the metadata and once without. Both are compared with the entries that were acked in the broker's"
+            " memory and that its successor does not know, and with those that the client receives again.",
+        )
+
+    def run(self):
+        """Run it."""
+        self._restart()
+        with DurableReader(f"zk:{self._cluster.hosts}", class_path=str(JARS)) as reader:
+            client = self._opened()
+            for number in range(_KILLS):
+                self._use(client)
+                said = self._snapshot()
+                bound = self._snapshot("--metadata", "none")
+                before = self._acked()
+                self._cluster.kill_broker()
+                threading.Thread(target=client.close, daemon=True).start()
+                places = {name: state.version[1:] for name, state in reader.read(self._names()).items()}
+                self._cluster.start_broker(**_SETTINGS)
+                after = self._acked()
+                client = self._opened(before)
+                for name in self._names():
+                    lost = before[name] - after[name]
+                    where = f"kill {number}, {name}: {len(lost)} of {len(before[name])} acked"
+                    self.section.compare("entries that the client receives again", self._came[name], lost, where=where)
+                    self._judge(where, said[name], bound[name]["comes_back"], places[name], len(lost))
+            client.close()
+        return [self.section]
+
+    def _restart(self):
+        self._cluster.stop_broker()
+        self._cluster.start_broker(**_SETTINGS)
+
+    def _names(self):
+        topics = [f"persistent://public/default/snapshot-{number}" for number in range(_TOPICS)]
+        return [(topic, f"s{number}") for topic in topics for number in range(_SUBSCRIPTIONS)]
+
+    def _judge(self, where, said, bound, place, lost):
+        compare = self.section.compare
+        where = f"{where}, said {said['at_least']} to {said['comes_back']}, without metadata {bound}"
+        compare("bounds without metadata that are high enough", lost <= bound, True, where=where)
+        found = _PLACE.search(said["why"])
+        if place == ((int(found[2]), int(found[1])) if found else (-1, -1)):
+            compare("snapshots of quiet subscriptions that are one number", said["is_exact"], True, where=where)
+            compare("numbers that are exact", said["comes_back"], lost, where=where)
+        else:
+            # A flush came between the snapshot and the kill.
+            compare("numbers before another write", lost <= said["comes_back"], True, where=where)
+
+    def _snapshot(self, *words):
+        answer = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default", *words)
+        return {(each["topic"], each["subscription"]): each for each in answer["subscriptions"]}
+
+    def _opened(self, before=None):
+        """Open all consumers, and receive all that is not acked; note which of the entries acked before have come."""
+        client = pulsar.Client(
+            self._cluster.service_url, operation_timeout_seconds=60,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )  # fmt: skip
+        self._consumers = {name: subscribe(client, *name) for name in self._names()}
+        self._unacked = {name: {} for name in self._consumers}
+        self._receive()
+        self._came = {name: {*self._unacked[name]} & (before or {}).get(name, set()) for name in self._consumers}
+        return client
+
+    def _receive(self):
+        with ThreadPoolExecutor(len(self._consumers)) as threads:
+            for name, messages in zip(self._consumers, threads.map(_received, self._consumers.values()), strict=True):
+                self._unacked[name] |= messages
+
+    def _use(self, client):
+        """Publish, ack, and move each subscription in some way."""
+        for number in range(_TOPICS):
+            publish(client, f"persistent://public/default/snapshot-{number}", range(_PUBLISHED))
+        self._receive()
+        for name in self._names():
+            for _ in range(self._rng.randrange(1, 4)):
+                self._move(name)
+        for topic in {topic for topic, _ in self._names()}:
+            if self._rng.random() < 0.2:
+                self._cluster.unload(topic.rpartition("/")[2])
+        time.sleep(self._rng.uniform(2, 4))
+        for name in self._names():
+            if self._rng.random() < 0.7:
+                self._ack(name)
+        time.sleep(2.5)
+
+    def _move(self, name):
+        topic, subscription = name
+        how = self._rng.choice(["ack", "ack", "ack", "cumulative", "skip", "skip_all", "expire", "reset"])
+        path = f"persistent/public/default/{topic.rpartition('/')[2]}/subscription/{subscription}"
+        if how == "ack":
+            self._ack(name)
+        elif how == "cumulative" and self._unacked[name]:
+            self._ack(name, step=1)
+        elif how == "skip":
+            self._cluster.admin(f"{path}/skip/{self._rng.randrange(1, 40)}", method="POST")
+        elif how == "skip_all" and self._rng.random() < 0.5:
+            self._cluster.admin(f"{path}/skip_all", method="POST")
+        elif how == "expire":
+            with suppress(HTTPError):  # nothing is that old
+                self._cluster.admin(f"{path}/expireMessages/{self._rng.randrange(1, 30)}", method="POST")
+        elif how == "reset" and self._rng.random() < 0.3:
+            self._cluster.admin(f"{path}/resetcursor/{time.time_ns() // 10**6 - 20_000}", method="POST")
+
+    def _ack(self, name, step=0):
+        held = self._unacked[name]
+        step = step or self._rng.choice([2, 3, 7])
+        for place in sorted(held)[: self._rng.randrange(1, 90)]:
+            if place[1] % step == 0:
+                with suppress(pulsar.PulsarException):  # disconnected by a seek or an unload
+                    self._consumers[name].acknowledge(held.pop(place))
+
+    def _acked(self):
+        """Return the acked entries of each subscription in the broker's memory, of ledgers that exist."""
+        found = {}
+        for topic in sorted({topic for topic, _ in self._names()}):
+            stats = self._cluster.internal_stats(topic.rpartition("/")[2])
+            counts = {each["ledgerId"]: each["entries"] for each in stats["ledgers"]}
+            counts[max(counts)] = stats["currentLedgerEntries"]
+            for name, cursor in stats["cursors"].items():
+                found[topic, name] = _entries(cursor, counts)
+        return found
+
+
+def _received(consumer):
+    """Return what a consumer receives, by place, until nothing comes for a while."""
+    found, quiet = {}, 0
+    while quiet < 4:
+        try:
+            message = consumer.receive(1_000)
+        except pulsar.Timeout:
+            quiet += 1
+            continue
+        found[tuple(place_of(message)[0])] = message
+        quiet = 0
+    return found
+
+
+def _entries(cursor, counts):
+    """Return the acked entries of a cursor as (ledger, entry)."""
+    everything = [(ledger, entry) for ledger, count in sorted(counts.items()) for entry in range(count)]
+    below = tuple(map(int, cursor["markDeletePosition"].split(":")))
+    ranges = [(-1, -1, *below)]
+    ranges += [tuple(map(int, each)) for each in _RANGE.findall(cursor["individuallyDeletedMessages"])]
+    return {place for place in everything if any(lower[:2] < place <= lower[2:] for lower in ranges)}
