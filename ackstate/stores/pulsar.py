@@ -43,14 +43,14 @@ from ackstate.stores.base import (
     check_path,
     no_ledger,
 )
-from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
+from ackstate.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient, Replication
 from ackstate.topic_name import ROOT, TopicName, parse_topic, persistence_name
 from ackstate.wire.pulsar import decode_cursor_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.position import Position
     from ackstate.stores.base import LedgerStore, Versioned
@@ -401,6 +401,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     only_reads: bool = False,
     replication: Replication | None = None,
     class_path: str | None = None,
+    jvm_options: Sequence[str] = JVM_OPTIONS,
     call_timeout_s: float = 30.0,
     client_options: Mapping[str, Any] | None = None,
     client: BookKeeperClient | None = None,
@@ -413,6 +414,7 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         replication: How new cursor ledgers are replicated; None for Pulsar's default, 2 bookies. The digest and the
             password must be those of the brokers; those of the URL take precedence.
         class_path: Where BookKeeper's Java client is; None for the environment's.
+        jvm_options: Of its virtual machine, such as the largest heap.
         call_timeout_s: How long a call waits for an answer.
         client_options: More arguments for `kazoo.client.KazooClient`.
         client: A client of the cluster's BookKeeper to share, which stays open; None starts one for this store.
@@ -442,7 +444,9 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
         opened.callback(session.close)
         if client is None:
             uri = f"zk+null://{parts.hosts.replace(',', ';')}{parts.chroot}{parts.ledgers}"
-            client = BookKeeperClient(uri, class_path=class_path, call_timeout_s=call_timeout_s)
+            client = BookKeeperClient(
+                uri, class_path=class_path, jvm_options=jvm_options, call_timeout_s=call_timeout_s
+            )
             opened.callback(client.close)
         nodes = ZooKeeperNodes(session)
         ledgers = BookKeeperLedgers(client, chosen, CursorLedgers(client, nodes, chosen))

@@ -28,7 +28,7 @@ class Inspection:
     def __init__(self, cluster):
         self._cluster = cluster
         self.section = Section(
-            "`inspect`, `fsck` and `explain` beside `internalStats`",
+            "`inspect`, `fsck`, `explain` and `pulsar snapshot` beside `internalStats`",
             "The commands read a cluster whose topics are loaded and have consumers. The version of every node of the"
             " cursors and of BookKeeper's ledgers is the same before and after, and the broker continues to append to"
             " the same cursor ledgers: nothing was written, and nothing fenced.",
@@ -43,9 +43,13 @@ class Inspection:
             before, stats = self._versions(), self._stats()
             inspected = [ackstate_json("inspect", f"{url}/public/default/{topic}", "--all-ranges") for topic in _TOPICS]
             explained = [ackstate_json("explain", f"{url}/public/default/{topic}") for topic in _TOPICS]
+            snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
             status, _, errors = ackstate("fsck", f"{url}/public/default")
             self.section.compare("exit statuses of fsck", (status, errors), (0, ""))
             self.section.compare("versions of all nodes before and after", self._versions(), before)
+            for each in snapshot["subscriptions"]:
+                said, where = (each["comes_back"], each["is_exact"]), f"{each['topic']}, {each['subscription']}"
+                self.section.compare("snapshots that find every ack durable", said, (0, True), where=where)
             self._compare(inspected, explained, stats)
             self._without_a_bookie(url, stats)
             self._continue(consumers, stats)

@@ -179,12 +179,8 @@ def interceptor(directory, recording):
 
 
 def _bounds(snapshot):
-    """Return the bounds of a snapshot, by topic."""
-    found = {}
-    for each in snapshot["subscriptions"]:
-        bounds = each["comes_back"]
-        found[_short(each["topic"])] = bounds["low"]["entries"], bounds["high"]["entries"]
-    return found
+    """Return the least and the most that a snapshot says, by topic."""
+    return {_short(each["topic"]): (each["at_least"], each["comes_back"]) for each in snapshot["subscriptions"]}
 
 
 def _at_crashes(trace):

@@ -20,11 +20,18 @@ from live.java_process import JARS
 from live.messages import place_of, publish, subscribe
 
 _TOPICS, _SUBSCRIPTIONS, _PUBLISHED = 12, 5, 120
-_KILLS = 5
+_KILLS_PER_POLICY = 2
 _RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 _PLACE = re.compile(r"entry (\d+) of cursor ledger (\d+)")
-# A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.
-_SETTINGS = {"managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerMaxEntriesPerLedger": 70}
+_POLICIES = (
+    {"managedLedgerDefaultMarkDeleteRateLimit": 1.0},
+    {"managedLedgerDefaultMarkDeleteRateLimit": 10.0, "managedLedgerCursorPositionFlushSeconds": 1},
+    {
+        "managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerMaxUnackedRangesToPersist": 20,
+        "managedLedgerPersistIndividualAckAsLongArray": "false",
+        "managedLedgerUnackedRangesOpenCacheSetEnabled": "false",
+    },
+)  # fmt: skip
 
 
 class Snapshots:
@@ -36,24 +43,27 @@ class Snapshots:
 
     def __init__(self, cluster):
         self._cluster = cluster
-        self._rng = random.Random(45)
+        self._rng = random.Random(46)
         self._consumers = {}  # (topic, subscription) -> its consumer
         self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
         count = _TOPICS * _SUBSCRIPTIONS
         self.section = Section(
             "A snapshot, and what comes back",
-            f"A broker is killed {_KILLS} times (SIGKILL) with {count} subscriptions, each after any of: acks with and"
-            " without holes, skip, skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once"
-            " with the metadata and once without. Both are compared with the entries that were acked in the broker's"
-            " memory and that its successor does not know, and with those that the client receives again.",
+            f"A broker is killed (SIGKILL) with {count} subscriptions, {_KILLS_PER_POLICY} times under each of"
+            f" {len(_POLICIES)} policies. Each subscription is moved by any of: acks with and without holes, skip,"
+            " skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once with the metadata and"
+            " once without. Both are compared with the entries that were acked in the broker's memory and that its"
+            " successor does not know, and with those that the client receives again.",
         )
 
     def run(self):
         """Run it."""
-        self._restart()
+        policies = [each for each in _POLICIES for _ in range(_KILLS_PER_POLICY)]
+        self._cluster.stop_broker()
+        self._start(policies[0])
         with DurableReader(f"zk:{self._cluster.hosts}", class_path=str(JARS)) as reader:
             client = self._opened()
-            for number in range(_KILLS):
+            for number, policy in enumerate(policies):
                 self._use(client)
                 said = self._snapshot()
                 bound = self._snapshot("--metadata", "none")
@@ -61,20 +71,20 @@ class Snapshots:
                 self._cluster.kill_broker()
                 threading.Thread(target=client.close, daemon=True).start()
                 places = {name: state.version[1:] for name, state in reader.read(self._names()).items()}
-                self._cluster.start_broker(**_SETTINGS)
+                self._start(policies[min(number + 1, len(policies) - 1)])
                 after = self._acked()
                 client = self._opened(before)
                 for name in self._names():
                     lost = before[name] - after[name]
-                    where = f"kill {number}, {name}: {len(lost)} of {len(before[name])} acked"
+                    where = f"kill {number}, {policy}, {name}: {len(lost)} of {len(before[name])} acked"
                     self.section.compare("entries that the client receives again", self._came[name], lost, where=where)
                     self._judge(where, said[name], bound[name]["comes_back"], places[name], len(lost))
             client.close()
         return [self.section]
 
-    def _restart(self):
-        self._cluster.stop_broker()
-        self._cluster.start_broker(**_SETTINGS)
+    def _start(self, policy):
+        # A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.
+        self._cluster.start_broker(**policy, managedLedgerMaxEntriesPerLedger=70)
 
     def _names(self):
         topics = [f"persistent://public/default/snapshot-{number}" for number in range(_TOPICS)]

@@ -220,7 +220,7 @@ def _explain_live(
             raise missing[0].error
         if not source.metadata_url:
             raise AckStateError(
-                f"{url} does not explain holes, as a broker of Pulsar: name its metadata store instead, as"
+                f"{missing[0].error}; a broker of Pulsar does not explain holes: name its metadata store instead, as"
                 " pulsar+zk://HOST:PORT/TENANT/NAMESPACE/TOPIC"
             )
         return source.metadata_url

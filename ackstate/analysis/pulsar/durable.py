@@ -10,6 +10,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _AT_ONCE = 32
 _ANSWERS_WITHIN_S = 2.0
 _ATTEMPTS = 5
+# Room for tens of thousands of open ledgers; one compiler, as most readers live for seconds.
+_JVM_OPTIONS = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 Name: TypeAlias = tuple[str, str]
 """A cursor's topic, with its full name, and subscription."""
@@ -92,9 +95,7 @@ class DurableReader:
         call_timeout_s: float = 30.0,
         open_store: Callable[[], PulsarLayout] | None = None,
     ) -> None:
-        self._open_store = open_store or (
-            lambda: open_cluster(url, only_reads=True, class_path=class_path, call_timeout_s=call_timeout_s)
-        )
+        self._open_store = open_store or partial(_opened, url, class_path, call_timeout_s)
         self._opening = Lock()  # guards the next two while they change
         self._store = self._open_store()
         self._cursors: dict[Name, _Cursor] = {}
@@ -194,6 +195,15 @@ def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
         return DurableReader(found), ""
     except (AckStateError, ValueError, OSError) as error:
         return None, f"the broker's metadata store {found} cannot be read (--metadata): {error}"
+
+
+def _opened(url: str, class_path: str | None, call_timeout_s: float) -> PulsarLayout:
+    try:
+        return open_cluster(
+            url, only_reads=True, class_path=class_path, jvm_options=_JVM_OPTIONS, call_timeout_s=call_timeout_s
+        )
+    except ImportError as error:
+        raise StoreError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
 
 
 def _check_reachable(hosts: str) -> None:

@@ -11,10 +11,11 @@ from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
 from ackstate.analysis.pulsar import broker_settings
-from ackstate.analysis.pulsar.durable import CursorGoneError
+from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
 from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, first_ranges
 from ackstate.analysis.pulsar.redelivery import ComesBack, at_most, exactly
 from ackstate.errors import AckStateError
+from ackstate.stores.base import ABSENT
 from ackstate.wire.pulsar import (
     CursorInfo,
     PositionInfo,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-    from ackstate.analysis.pulsar.durable import DurableReader, DurableState
+    from ackstate.analysis.pulsar.durable import DurableReader
     from ackstate.analysis.pulsar.internal_stats import (
         Acked,
         CursorInternals,
@@ -218,6 +219,15 @@ class Judgement:
         }
 
 
+class Looks(NamedTuple):
+    """A look at a topic, and what its cursors were before it."""
+
+    answers: TopicAnswers
+    before: TopicInternals  # An earlier look
+    # Read between the two, or why it is unknown; by the cursors' names in the look before.
+    durable: Mapping[str, DurableState | AckStateError]
+
+
 def judge_topic(
     topic: str, source: Source, settings: BrokerSettings, reader: DurableReader | None, *, unread: str
 ) -> list[Judgement]:
@@ -230,39 +240,27 @@ def judge_topic(
     found: list[Judgement] = []
     for _ in range(_ROUNDS if reader else 1):
         before = answers.internals
-        names = {name: (topic, unquote_plus(name)) for name in sorted(before.cursors)}
+        names = {name: (topic, unquote_plus(name)) for name in before.cursors}
         durable: Mapping[str, DurableState | AckStateError] = dict.fromkeys(names, AckStateError(unread))
         if reader is not None:
-            durable = _durable(reader, names)
+            try:
+                read = reader.read(names.values())
+                durable = {name: read[each] for name, each in names.items()}
+            except AckStateError as error:
+                durable = dict.fromkeys(names, error)
             answers = answers._replace(internals=source.internals(topic))
-        found = judge(topic, answers, before, durable, settings)
+        found = judge(topic, Looks(answers, before, durable), settings)
         if not any(each.is_moving for each in found):
             break
     return found
 
 
-def _durable(reader: DurableReader, names: Mapping[str, tuple[str, str]]) -> dict[str, DurableState | AckStateError]:
-    try:
-        read = reader.read(names.values())
-    except AckStateError as error:
-        return dict.fromkeys(names, error)
-    return {name: read[each] for name, each in names.items()}
-
-
-def judge(
-    topic: str,
-    answers: TopicAnswers,
-    before: TopicInternals | None,
-    durable: Mapping[str, DurableState | AckStateError],
-    settings: BrokerSettings,
-) -> list[Judgement]:
-    """Return the judgement of each cursor from a look at a topic, and what was durable just before it, or why unknown.
-
-    `before` is the look before that was read. The keys are those of the cursors in the answers.
-    """
-    if answers.internals.cursors and not answers.internals.ledgers:
+def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]:
+    """Return the judgement of each cursor of a look, in the order of their names."""
+    internals = looks.answers.internals
+    if internals.cursors and not internals.ledgers:
         raise SnapshotError(f"{topic}: internalStats: no ledgers, without which acked entries cannot be counted")
-    return [_judged(topic, name, answers, before, durable, settings) for name in sorted(answers.internals.cursors)]
+    return [_judged(topic, name, looks, settings) for name in sorted(internals.cursors)]
 
 
 def most_redelivered_first(judgements: Iterable[Judgement]) -> list[Judgement]:
@@ -297,34 +295,34 @@ def _total(owner: str, durable: Sequence[Judgement]) -> dict[str, Any]:
     }
 
 
-def _judged(  # noqa: PLR0913, PLR0917 - as `judge`, for one cursor
-    topic: str,
-    name: str,
-    answers: TopicAnswers,
-    before: TopicInternals | None,
-    durable: Mapping[str, DurableState | AckStateError],
-    settings: BrokerSettings,
-) -> Judgement:
+_COMPACTION, _BROKERS_PREFIX = "__compaction", "pulsar."  # pulsar.dedup, pulsar.repl.CLUSTER
+_NOT_YET = AckStateError("the cursor was created while the topic was read")
+
+
+def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Judgement:
     subscription, what = unquote_plus(name), f"{topic}, {name}"  # Keys of cursors are encoded as in a URL.
-    internals, statistics = answers.internals, answers.stats
+    internals, statistics = looks.answers.internals, looks.answers.stats
     cursor, counts = internals.cursors[name], internals.entry_counts()
     now = acked(cursor, counts, what=what)
     words = sum((bitmap.max() >> 6) + 1 for _, bitmap in now.deleted.bitmaps())
     if settings.form is RangeForm.WORDS and words > _WORDS_MAX:
         raise SnapshotError(f"{what}: individuallyDeletedMessages: a record of {words:,} words is too long")
     stats = statistics.subscriptions.get(subscription) if statistics else None
-    state = durable.get(name, _NOT_YET)
-    kind = _kind(subscription, stats, state, has_statistics=statistics is not None)
+    durable = looks.durable.get(name, _NOT_YET)
+    kind = Kind.SUBSCRIPTION
+    if isinstance(durable, CursorGoneError) if stats is None else stats.is_durable is False:
+        kind = Kind.NOT_DURABLE
+    elif (statistics and not stats) or subscription == _COMPACTION or subscription.startswith(_BROKERS_PREFIX):
+        kind = Kind.BROKERS_OWN
+    back = None if kind is Kind.NOT_DURABLE else _comes_back(now, name, looks, what=what)
     mean = _messages_per_entry(stats, internals, statistics)
-    reported = cursor.redelivery_if_crashed
-    back = None
-    if kind is not Kind.NOT_DURABLE:
-        was = before.cursors.get(name) if before is not None else None
-        earlier = None if was is None else acked(was, counts, what=what)
-        back = _comes_back(now, cursor, earlier, state, internals)
-    may_have_batches = back is not None and (mean is None or mean > 1 or _has_partly_acked(state))
-    if reported is not None:
-        may_have_batches = bool(reported.batches)
+    has_batches = isinstance(durable, DurableState) and bool(durable.batch)
+    may_have_batches = back is not None and (mean is None or mean > 1 or has_batches)
+    if cursor.redelivery_if_crashed is not None:
+        may_have_batches = bool(cursor.redelivery_if_crashed.batches)
+    # Few ranges go to the metadata record, which is a list; more go to the cursor ledger. With 4.2.4, partly acked
+    # batches are redelivered in the first case: it writes them but does not read them.
+    closed_form = RangeForm.LIST if cursor.range_count <= settings.metadata_range_count_max else settings.form
     return Judgement(
         topic=topic,
         subscription=subscription,
@@ -336,45 +334,33 @@ def _judged(  # noqa: PLR0913, PLR0917 - as `judge`, for one cursor
         comes_back=back,
         messages_per_entry=mean,
         may_have_batches=may_have_batches,
-        cut=cut_of(now, cursor, counts, settings, settings.form),
-        # Few ranges go to the metadata record, which is a list; more go to the cursor ledger. With 4.2.4, partly acked
-        # batches are redelivered in the first case: it writes them but does not read them.
-        if_unloaded=cut_of(
-            now,
-            cursor,
-            counts,
-            settings,
-            RangeForm.LIST if cursor.range_count <= settings.metadata_range_count_max else settings.form,
-        ),
+        cut=_cut(now, cursor, counts, settings, settings.form),
+        if_unloaded=_cut(now, cursor, counts, settings, closed_form),
         limits=() if back is None else limit_uses(now, cursor, stats, settings),
         remarks=[*_remarks(kind, mean, may_have_batches=may_have_batches)],
         assumed=settings.assumed,
     )
 
 
-_NOT_YET = AckStateError("the cursor was created while the topic was read")
-
-
-def _comes_back(
-    now: Acked,
-    cursor: CursorInternals,
-    before: Acked | None,
-    durable: DurableState | AckStateError,
-    internals: TopicInternals,
-) -> ComesBack:
+def _comes_back(now: Acked, name: str, looks: Looks, *, what: str) -> ComesBack:
+    internals, durable = looks.answers.internals, looks.durable.get(name, _NOT_YET)
+    cursor, counts = internals.cursors[name], internals.entry_counts()
     if cursor.redelivery_if_crashed is not None:
         count = cursor.redelivery_if_crashed.entries
         return ComesBack(count, count, "the broker counts the acks that are not durable")
-    counts = internals.entry_counts()
     unlisted = max(internals.number_of_entries - sum(counts.values()), 0)
     if unlisted:
         return at_most(now, counts, f"{unlisted:,} are in ledgers that the answer lacks", unlisted_count=unlisted)
     if isinstance(durable, AckStateError):
         return at_most(now, counts, str(durable))
-    return exactly(before, now, durable, counts)
+    if cursor.cursor_ledger >= 0 and durable.version[1] not in {ABSENT, cursor.cursor_ledger}:
+        # The broker is about to change over, or it is a broker of another cluster.
+        found = f"the record names cursor ledger {durable.version[1]}, and the broker {cursor.cursor_ledger}"
+        return at_most(now, counts, found)._replace(is_read=True)
+    return exactly(acked(looks.before.cursors[name], counts, what=what), now, durable, counts)
 
 
-def cut_of(
+def _cut(
     acks: Acked, cursor: CursorInternals, counts: Mapping[int, int], settings: BrokerSettings, form: RangeForm
 ) -> int:
     """Return the number of acked entries that a record in a form, written now, would exclude."""
@@ -385,28 +371,6 @@ def cut_of(
     kept = first_ranges(cursor, counts, settings.ranges_kept_max, what="acked ranges")
     kept.remove_at_most(acks.mark_delete)
     return len(acks.deleted) - len(kept)
-
-
-_COMPACTION, _BROKERS_PREFIX = "__compaction", "pulsar."  # pulsar.dedup, pulsar.repl.CLUSTER
-
-
-def _kind(
-    subscription: str,
-    stats: SubscriptionStats | None,
-    durable: DurableState | AckStateError,
-    *,
-    has_statistics: bool,
-) -> Kind:
-    if isinstance(durable, CursorGoneError) or (stats is not None and stats.is_durable is False):
-        return Kind.NOT_DURABLE
-    is_listed = stats is not None or not has_statistics
-    if not is_listed or subscription == _COMPACTION or subscription.startswith(_BROKERS_PREFIX):
-        return Kind.BROKERS_OWN
-    return Kind.SUBSCRIPTION
-
-
-def _has_partly_acked(durable: DurableState | AckStateError) -> bool:
-    return not isinstance(durable, AckStateError) and bool(durable.batch)
 
 
 def _remarks(kind: Kind, mean: float | None, *, may_have_batches: bool) -> Iterator[str]:

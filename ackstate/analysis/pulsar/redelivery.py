@@ -41,11 +41,11 @@ class _Acks(Protocol):
     def deleted(self) -> DeletedRanges: ...
 
 
-def exactly(before: Acked | None, after: Acked, durable: DurableState, counts: Mapping[int, int]) -> ComesBack:
+def exactly(before: Acked, after: Acked, durable: DurableState, counts: Mapping[int, int]) -> ComesBack:
     """Return the redelivered entries at the moment at which the durable state was read, between two looks at memory.
 
     Args:
-        before: The acks in memory at the look before; None if it lacks the cursor.
+        before: The acks in memory at the look before.
         after: Those at the look after.
         durable: What was read between.
         counts: The entries of each existing ledger of the topic; entries of others cannot be redelivered.
@@ -56,7 +56,7 @@ def exactly(before: Acked | None, after: Acked, durable: DurableState, counts: M
     for ledger_id, count in _existing(counts, after, durable.mark_delete.ledger_id):
         kept = _acked_in(durable, ledger_id, count)
         later = _acked_in(after, ledger_id, count)
-        earlier = BitMap() if before is None else _acked_in(before, ledger_id, count)
+        earlier = _acked_in(before, ledger_id, count)
         low += len((earlier & later) - kept)
         high += len((earlier | later) - kept)
     _, cursor_ledger, last = durable.version

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, SqliteStore
+from ackstate.stores import pulsar
 from ackstate.topic import MessageLog
 from ackstate.topic.log import log_owner
+from ackstate.wire.pulsar import CursorInfo, encode_cursor_info
 from command_line import assert_one_line, run, tree
+from pulsar_admin import RUNTIME, serving
 from pulsar_admin import TOPIC as SMOKE
-from pulsar_admin import serving
+from pulsar_nodes import TOPIC as IN_NODES
+from pulsar_nodes import layout_of, new_nodes
 
 TOPIC = "persistent://a/b/orders"
 NOW_MS = 1_700_000_000_000
@@ -289,3 +293,19 @@ def test_a_tenant_and_a_namespace_that_cannot_be_listed_are_named(live, capsys):
     missing = {each["topic"]: (each["kind"], each["reason"]) for each in json.loads(outcome.out)["missing"]}
     assert missing == {"demo": ("tenant", "gone"), "public/standalone/ns1": ("namespace", "unsupported")}
     assert "tenant demo does not exist" in run(capsys, "explain", live.url).out
+
+
+def test_of_a_broker_of_pulsar_the_metadata_store_is_read_that_it_names(capsys, monkeypatch):
+    nodes, opened = new_nodes(), []
+    for name in ("s", "t"):
+        path = f"/managed-ledgers/public/default/persistent/t1/{name}"
+        nodes.set(path, encode_cursor_info(CursorInfo(-1, Position(0, -1))))
+    monkeypatch.setattr(pulsar, "open_cluster", lambda url, **_: opened.append(url) or layout_of(nodes))
+    with serving() as broker:
+        assert_one_line(run(capsys, "explain", broker.url), "name its metadata store instead, as pulsar+zk://HOST:PORT")
+        broker.answers[RUNTIME] = {"metadataStoreUrl": "zk:127.0.0.1:1/pulsar"}
+        broker.answers["/admin/v2/persistent/public/default/t1/partitions"] = {"partitions": 0}
+        outcome = run(capsys, "explain", broker.url, "--topic", "t1", "--subscription", "s", "--json")
+    answer = json.loads(outcome.out)
+    assert opened == [answer["store"]] == ["zk:127.0.0.1:1/pulsar"]
+    assert [(each["topic"], each["subscription"]) for each in answer["cursors"]] == [(IN_NODES, "s")]

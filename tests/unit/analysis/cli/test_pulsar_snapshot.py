@@ -136,6 +136,8 @@ def nodes():
     """The metadata of the broker's cluster, where its topic has one ledger."""
     found = new_nodes()
     found.set(NODE, b"\n\x04\x08\x03 \x00")
+    while found.store.ledgers.create("x") < INTERNALS["cursors"]["sub"]["cursorLedger"] - 1:
+        pass
     return found
 
 
@@ -232,6 +234,7 @@ def test_a_cursor_that_cannot_be_read_is_bounded_and_the_others_are_exact(capsys
     internals["cursors"] |= dict.fromkeys(("lost", "reader", "pulsar.dedup"), internals["cursors"]["sub"])
     stats = copy.deepcopy(STATS)
     stats["subscriptions"]["lost"] = stats["subscriptions"]["sub"]
+    internals["cursors"]["pulsar.dedup"] = internals["cursors"]["sub"] | {"cursorLedger": 5}
     for name in ("sub", "pulsar.dedup"):
         write(nodes, [(1, 2)], name=name)
     nodes.set(f"{NODE}/lost", encode_cursor_info(CursorInfo(2**40)))
@@ -246,6 +249,19 @@ def test_a_cursor_that_cannot_be_read_is_bounded_and_the_others_are_exact(capsys
     assert "the cursor ledger of its record" in found["lost"]["why"]
     (total,) = answer["brokers"]
     assert (total["subscriptions"], total["at_least"], total["comes_back"]) == (2, 29, 59)
+
+
+def test_a_metadata_store_of_another_cluster_is_noticed(capsys, nodes, with_metadata):
+    """Its cursors have no record there, or another cursor ledger than the broker writes to."""
+    broker = with_metadata()
+    (found,) = told(capsys, broker.url)["subscriptions"]
+    assert (found["kind"], found["comes_back"], found["is_exact"]) == ("subscription", 30, False)
+    assert "has no record in the metadata store" in found["why"]
+    nodes.store.ledgers.create("x")
+    write(nodes, [(1, 2)])
+    (found,) = told(capsys, broker.url)["subscriptions"]
+    assert (found["comes_back"], found["is_exact"]) == (30, False)
+    assert found["why"].endswith("the record names cursor ledger 5, and the broker 4")
 
 
 def test_batches_that_the_durable_record_has_make_the_messages_unknown(capsys, nodes, with_metadata):
@@ -280,6 +296,14 @@ def test_metadata_that_the_user_names_must_be_readable(capsys, make_broker):
     assert_one_line(outcome, "metadata oxia://127.0.0.1:1: ")
 
 
+def test_a_package_that_is_missing_is_named(capsys, with_metadata, monkeypatch):
+    def fail(*_, **__):
+        raise ModuleNotFoundError("No module named 'kazoo'", name="kazoo")
+
+    monkeypatch.setattr(durable, "open_cluster", fail)
+    assert "kazoo is missing: install ackstate[bookkeeper]" in told(capsys, with_metadata().url)["metadata_unread"]
+
+
 def test_a_metadata_store_that_is_lost_meanwhile_is_the_reason(capsys, nodes, with_metadata, monkeypatch):
     def fail(*_):
         raise StoreError("no connection")
@@ -295,11 +319,15 @@ def test_a_metadata_store_that_is_lost_meanwhile_is_the_reason(capsys, nodes, wi
         ({"markDeletePosition": "3:9", "individuallyDeletedMessages": "[]"}, {}, 10),
         # Ledger 2 is trimmed, ledger 4 was begun after the ledgers were listed.
         ({"markDeletePosition": "2:9", "individuallyDeletedMessages": "[(3:0..3:2],(4:0..4:1]]"}, {}, 3),
-        ({"markDeletePosition": "4:1", "individuallyDeletedMessages": "[]"}, {"currentLedgerEntries": 7}, 9),
+        (
+            {"markDeletePosition": "4:1", "individuallyDeletedMessages": "[]"},
+            {"currentLedgerEntries": 7, "numberOfEntries": 7},
+            9,
+        ),
         # The last ledger has grown since it was counted.
         (
             {"markDeletePosition": "3:9", "individuallyDeletedMessages": "[(3:11..3:12]]"},
-            {"currentLedgerEntries": 5},
+            {"currentLedgerEntries": 5, "numberOfEntries": 5},
             11,
         ),
     ],

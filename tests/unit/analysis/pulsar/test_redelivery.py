@@ -20,7 +20,7 @@ from ackstate.analysis.pulsar.internal_stats import (
     acked,
     read_object,
 )
-from ackstate.analysis.pulsar.judgement import Kind, judge, judge_topic, totals
+from ackstate.analysis.pulsar.judgement import Kind, Looks, judge, judge_topic, totals
 from ackstate.analysis.pulsar.redelivery import at_most, exactly
 from ackstate.analysis.pulsar.sources import RecordedAnswers, TopicAnswers
 from ackstate.batch_indexes import BatchIndexes
@@ -158,7 +158,7 @@ def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable_are_in_no_
     stats = {"a b": {"isDurable": False}, "__compaction": {}, "s": {}}
     answers = answers_of(*names, stats=stats)
     unknown = dict.fromkeys(names, AckStateError("unknown"))
-    found = judge("t", answers, None, unknown, BrokerSettings())
+    found = judge("t", Looks(answers, answers.internals, unknown), BrokerSettings())
     kinds = {each.subscription: each.kind for each in found}
     assert kinds == dict.fromkeys([*names[:1], *names[2:5]], Kind.BROKERS_OWN) | {
         "a b": Kind.NOT_DURABLE, "s": Kind.SUBSCRIPTION,
@@ -168,13 +168,16 @@ def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable_are_in_no_
     ) | {"a b": None}
     (total,) = totals(found)
     assert (total["subscriptions"], total["comes_back"]) == (1, 5)
-    gone = unknown | {"s": CursorGoneError("")}
-    assert [each.kind for each in judge("t", answers, None, gone, BrokerSettings())][-1] is Kind.NOT_DURABLE
+    gone = dict.fromkeys(names, CursorGoneError(""))
+    looks = Looks(answers, answers.internals, gone)
+    found = {each.subscription: each.kind for each in judge("t", looks, BrokerSettings())}
+    assert (found["reader-1"], found["s"]) == (Kind.NOT_DURABLE, Kind.SUBSCRIPTION)
 
 
 def test_what_a_broker_reports_itself_is_taken():
     reported = {"redeliveryIfCrashed": {"entries": 2, "batches": 1}}
-    (found,) = judge("t", answers_of("s", **reported), None, {}, BrokerSettings())
+    answers = answers_of("s", **reported)
+    (found,) = judge("t", Looks(answers, answers.internals, {}), BrokerSettings())
     assert (found.comes_back.low, found.comes_back.high, found.may_have_batches) == (2, 2, True)
 
 
@@ -196,6 +199,7 @@ def test_entries_of_trimmed_ledgers_do_not_come_back():
 )
 def test_advice_names_only_settings_that_the_broker_has(version, configuration, is_named):
     settings = broker_settings({"managedLedgerMaxUnackedRangesToPersist": "10", **configuration}, version)
-    (found,) = judge("t", answers_of("s"), None, {}, settings)
+    answers = answers_of("s")
+    (found,) = judge("t", Looks(answers, answers.internals, {}), settings)
     advice = " ".join(use.advice for use in found.limits)
     assert ("managedLedgerPersistIndividualAckAsLongArray" in advice) is is_named
