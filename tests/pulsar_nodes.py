@@ -23,7 +23,7 @@ class Nodes:
         self.store = MemoryStore()
         self.get, self.put, self.delete = self.store.metadata.get, self.store.metadata.put, self.store.metadata.delete
         self.children = self.store.metadata.children
-        self.session = self
+        self.session, self.is_connected = self, True
 
     def get_many(self, paths):
         return [self.get(path) for path in paths]

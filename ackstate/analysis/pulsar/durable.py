@@ -7,6 +7,7 @@ without fencing and without recovery: nothing in the cluster changes, and no bro
 from __future__ import annotations
 
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 32
 _ANSWERS_WITHIN_S = 2.0
+_TRIED_AGAIN_S = 10.0
 _ATTEMPTS = 5
 # Room for tens of thousands of open ledgers; one compiler, as most readers live for seconds.
 _JVM_OPTIONS = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -100,6 +102,7 @@ class DurableReader:
         self._store = self._open_store()
         self._cursors: dict[Name, _Cursor] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "durable-state")
+        self._tried_s = -_TRIED_AGAIN_S  # when the metadata store did not answer
 
     def __enter__(self) -> Self:
         return self
@@ -127,14 +130,22 @@ class DurableReader:
         Complexity: O(size of the states), and a few requests for each cursor.
         """
         paths = {name: f"{_log_path(name[0])}/{persistence_name(name[1])}" for name in sorted(set(cursors))}
-        with self._opening:
-            self._reconnect()
-            store = self._store
-            known = {name: self._cursors.setdefault(name, _Cursor()) for name in paths}
-        with ExitStack() as held:
-            for cursor in known.values():  # in the same order in every thread
-                held.enter_context(cursor.lock)
-            return self._read(store, paths, known)
+        session = self._store.nodes.session
+        if not session.is_connected and time.monotonic() - self._tried_s < _TRIED_AGAIN_S:
+            # Many readers do not wait for the same dead server.
+            raise StoreError(f"{session.name}: the metadata store did not answer a moment ago")
+        try:
+            with self._opening:
+                self._reconnect()
+                store = self._store
+                known = {name: self._cursors.setdefault(name, _Cursor()) for name in paths}
+            with ExitStack() as held:
+                for cursor in known.values():  # in the same order in every thread
+                    held.enter_context(cursor.lock)
+                return self._read(store, paths, known)
+        except StoreError:
+            self._tried_s = time.monotonic()
+            raise
 
     def _read(
         self, store: PulsarLayout, paths: Mapping[Name, str], known: Mapping[Name, _Cursor]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position
+from ackstate.analysis.pulsar import durable
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableReader
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
@@ -173,6 +174,28 @@ def test_a_lost_connection_is_opened_again(nodes):
         lost[-1] = True
         assert read(reader) == first
         assert len(lost) == 2
+
+
+def test_a_store_that_did_not_answer_is_not_waited_for_again_at_once(nodes, reader):
+    """A thousand topics would each wait as long for it."""
+    acked(opened(nodes), 1)
+    waits = []
+
+    def silent(_paths):
+        waits.append(1)
+        raise StoreError("no connection for 30 s")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "get_many", silent)
+        patch.setattr(nodes, "is_connected", False)
+        for expected in ("no connection for 30 s", "did not answer a moment ago", "did not answer a moment ago"):
+            with pytest.raises(StoreError, match=expected):
+                read(reader)
+        assert len(waits) == 1
+        patch.setattr(durable, "_TRIED_AGAIN_S", 0)
+        with pytest.raises(StoreError, match="no connection for 30 s"):
+            read(reader)
+    assert len(read(reader).deleted) == 1
 
 
 def test_threads_share_a_reader(nodes, reader):
