@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ackstate import pulsar_conf
 from ackstate.analysis.pulsar.internal_stats import SnapshotError
 from ackstate.cursor.config import cursor_settings
-from ackstate.pulsar_conf import flag, number, whole_number
+from ackstate.pulsar_conf import flag, whole_number
 from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ class BrokerSettings:
     form: RangeForm = RangeForm.WORDS  # The form of acked entries in a cursor-ledger entry
     range_count_max: int = 10_000  # ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`
     metadata_range_count_max: int = 1_000  # The same limit in the metadata store
-    mark_delete_rate: float = 1.0  # Cursor writes a second; 0 is no limit, and each ack is written
-    flush_seconds: int = 60  # The longest wait of a refused write
     record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES  # The largest entry that BookKeeper accepts
     consumer_unacked_max: int = 50_000  # Unacked messages of a consumer; 0 is no limit
     subscription_unacked_max: int = 200_000  # Unacked messages of a subscription; 0 is no limit
@@ -65,15 +63,6 @@ class BrokerSettings:
     def ranges_kept_max(self) -> int:
         """The most ranges in a record of the list form."""
         return self.range_count_max + (self.rule is LimitRule.PULSAR_4_2)
-
-    @property
-    def quiet_seconds(self) -> float:
-        """The time without an ack after which all acks have been written, if writes succeed.
-
-        A refused write is dirty and is sent with a flush, which the limiter may refuse once more: it may owe two
-        periods.
-        """
-        return self.flush_seconds + 2 / self.mark_delete_rate if self.mark_delete_rate > 0 else 1.0
 
 
 def broker_settings(configuration: Mapping[str, str] | None, version: str = "", *, assumed: str = "") -> BrokerSettings:
@@ -115,8 +104,6 @@ def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
         "form": ours.get("range_form"),
         "range_count_max": ours.get("range_count_max"),
         "metadata_range_count_max": ours.get("metadata_range_count_max"),
-        "mark_delete_rate": number(configuration, pulsar_conf.MARK_DELETE_RATE),
-        "flush_seconds": whole_number(configuration, pulsar_conf.FLUSH_SECONDS, least=1),
         "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
         "consumer_unacked_max": whole_number(configuration, CONSUMER_UNACKED, least=0),
         "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),

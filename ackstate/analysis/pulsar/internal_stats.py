@@ -75,10 +75,8 @@ class CursorInternals(_PulsarObject):
     """One cursor as it is in the broker's memory."""
 
     mark_delete_position: str
-    read_position: str | None = None
     individually_deleted_messages: str = "[]"
     cursor_ledger: int = -1
-    cursor_ledger_last_entry: int = -1
     state: str
     properties: dict[_Name, int] = {}
     redelivery_if_crashed: RedeliveryReported | None = None
@@ -127,14 +125,7 @@ class SubscriptionStats(_PulsarObject):
 
     type: str | None = None
     unacked_messages: int = 0  # Delivered and not acked; counted only for shared subscriptions. It drifts, even below 0
-    msg_in_replay: int = 0  # Entries that were read and are to be redelivered
-    msg_delayed: int = 0  # Entries that were read and are not due
     is_durable: bool | None = None
-    # Bytes of the acked ranges when the cursor last laid out a record: the sum of the messages, without their tags and
-    # lengths. None if the broker omits it.
-    non_contiguous_deleted_messages_ranges_serialized_size: int | None = None
-    # 0 until the mark-delete moves after the topic was loaded; None if the broker omits it.
-    last_mark_delete_advanced_timestamp: int | None = None
     consumers: list[ConsumerStats] = []
 
 
@@ -144,8 +135,6 @@ class TopicStats(_PulsarObject):
     subscriptions: dict[str, SubscriptionStats]  # By name
     msg_in_counter: int = 0  # Messages published since the topic was loaded
     owner_broker: _Name | None = None  # The broker that has it; None if the broker omits it
-    # When the topic was loaded, in ms since 1970; None if the broker omits it.
-    topic_creation_time_stamp: int | None = None
 
 
 _Object = TypeVar("_Object", bound=BaseModel)
@@ -159,12 +148,6 @@ def read_object(kind: type[_Object], content: Any, *, what: str) -> _Object:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))[:_ERROR_LENGTH_MAX].encode("utf-8", "replace").decode()
         raise SnapshotError(f"{what}: {where or 'the answer'}: {first['msg']}") from None
-
-
-def read_position(cursor: CursorInternals, *, what: str) -> Position | None:
-    """Return the next entry to read, None if the broker omits it."""
-    text = cursor.read_position
-    return None if text is None else _position(text, f"{what}: readPosition")
 
 
 def _position(text: str, what: str) -> Position:
