@@ -139,12 +139,10 @@ def _of_unacked(stats: SubscriptionStats | None, settings: BrokerSettings) -> It
 def _messages_per_entry(
     stats: SubscriptionStats | None, internals: TopicInternals, topic: TopicStats | None
 ) -> float | None:
-    """Return the mean of the consumers, weighted by their messages, else the mean of the published messages."""
-    consumers = [each for each in stats.consumers if each.avg_messages_per_entry > 0] if stats else []
-    if consumers:
-        weights = [max(each.unacked_messages, 1) for each in consumers]
-        total = sum(weight * each.avg_messages_per_entry for weight, each in zip(weights, consumers, strict=True))
-        return total / sum(weights)
+    """Return the largest mean of a consumer, else the mean of the published messages."""
+    of_consumers = max((each.avg_messages_per_entry for each in stats.consumers), default=0) if stats else 0
+    if of_consumers > 0:
+        return float(of_consumers)
     if topic is not None and topic.msg_in_counter > 0 and internals.entries_added_counter > 0:
         return max(topic.msg_in_counter / internals.entries_added_counter, 1.0)
     return None

@@ -9,7 +9,8 @@ import pytest
 
 from command_line import run
 
-CASES = [json.loads(line) for line in (Path(__file__).parents[3] / "vectors" / "hard-answers.jsonl").open()]
+VECTORS = Path(__file__).parents[3] / "vectors" / "hard-answers.jsonl"
+CASES = [*map(json.loads, VECTORS.read_text().splitlines())]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
