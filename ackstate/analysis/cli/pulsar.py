@@ -376,9 +376,7 @@ def record(
         Path,
         typer.Argument(metavar="TRACE", parser=path_argument, help="A new directory, or one that is to be continued."),
     ],
-    metadata: Annotated[
-        str, typer.Option(metavar="URL", help="The cluster's metadata store, as pulsar+zk://HOST:PORT.")
-    ] = "",
+    metadata: MetadataOption = None,
     topics: Annotated[
         str, typer.Option(metavar="GLOB", help="Only matching topics, as 'public/*/orders*'; all partitions.")
     ] = "",
@@ -421,26 +419,30 @@ def record(
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[admin,spark]") from error
-    if not metadata:
-        raise AckStateError(
-            "what is durable of a cursor is in the cluster's metadata store: name it with --metadata "
-            "pulsar+zk://HOST:PORT. Without access to it, record with the broker's interceptor: see "
-            "docs/guides/record-a-cluster.md"
-        )
+    from ackstate.analysis.pulsar.trace_directory import TraceDirectory, check_place
+
+    check_place(trace)
     with opened_admin(
         url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
         answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
     ) as admin:  # fmt: skip
-        from ackstate.analysis.pulsar.durable import DurableReader
+        from ackstate.analysis.pulsar.durable import reader_of
         from ackstate.analysis.pulsar.recorder import ClusterRecorder
         from ackstate.analysis.pulsar.sources import LiveBroker
-        from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 
         source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
-        try:
-            durable = DurableReader(metadata)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--metadata") from None
+        source.look_at_broker()
+        if source.cursor_properties is None:
+            raise AckStateError(
+                "the broker embeds ackstate and has no metadata of Pulsar: record its cursors in the broker, with "
+                "ackstate.analysis.trace.recording.Recording"
+            )
+        durable, why_not = reader_of(metadata and metadata_of(metadata), source.metadata_url)
+        if durable is None:
+            raise AckStateError(
+                f"what is durable of a cursor is in the cluster's metadata store: {why_not}. Without access to it, "
+                "record with the broker's interceptor: see docs/guides/record-a-cluster.md"
+            )
         with durable, TraceDirectory(trace) as directory, console.progress() as display:
             _print_resumed(trace, directory.resumed)
             recorder = ClusterRecorder(source, durable, directory, every_s=every.seconds, glob=topics)

@@ -202,11 +202,6 @@ class ClusterRecorder:
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             self._follow(self._list())
-            if self._source.cursor_properties is None:
-                raise AckStateError(
-                    "the broker embeds ackstate and has no metadata of Pulsar: record its cursors in the broker, with "
-                    "ackstate.analysis.trace.recording.Recording"
-                )
             self._end_missing()
             listing: Future[Listing] | None = None
             listed_s, shown_s = time.monotonic(), 0.0
@@ -390,7 +385,6 @@ class TopicFollower:
             if (name := unquote_plus(key)) and self._is_durable(name)
         }  # fmt: skip
         states = durable.read([(self._topic, name) for name in cursors])
-        self._has_failed = False
         ts_ms, counts = clock(), internals.entry_counts()
         acks = {name: acked(each, counts, what=f"{self._topic}, {name}") for name, each in cursors.items()}
         for each in acks.values():  # The broker reads its ledgers before its cursors.
@@ -411,7 +405,7 @@ class TopicFollower:
             )  # fmt: skip
             record(name, self._follower(name).follow(poll))
         self._end(self._cursors.keys() - cursors.keys(), ts_ms, record)
-        self.cursor_count = len(cursors)
+        self.cursor_count, self._has_failed = len(cursors), False
         # One that was just deleted, or has not been written yet.
         for failure in (each for each in failures if not isinstance(each, CursorGoneError)):
             raise failure

@@ -120,7 +120,7 @@ class LiveBroker:
         for path, names in ((topic_path, topics), (namespace_path, namespaces), (_tenant_path, tenants)):
             for name in names:
                 path(name)  # refused before any request
-        self._of_broker = BrokerSettings()  # as of `listing`
+        self._of_broker = BrokerSettings()  # as of `look_at_broker`
         self.cursor_properties: dict[str, str] | None = None
         self._known: dict[str, BrokerSettings | AckStateError] = {}
         self._locks: dict[str, Lock] = {}
@@ -128,7 +128,7 @@ class LiveBroker:
     def listing(self) -> Listing:
         """Return the topics; what cannot be listed, of a tenant, namespace or topic, does not hide the others."""
         topics, namespaces, tenants = self._chosen
-        self._of_broker = self._broker_settings()
+        self.look_at_broker()
         for name, known in [*self._known.items()]:
             if isinstance(known, AckStateError):
                 del self._known[name]
@@ -149,9 +149,13 @@ class LiveBroker:
             raise unread[0].error
         return Listing(sorted({*chain(*of_namespaces, *of_topics)}), unread)
 
+    def look_at_broker(self) -> None:
+        """Read the version and the settings of the broker, as `listing` does."""
+        self._of_broker = self._broker_settings()
+
     @property
     def metadata_url(self) -> str:
-        """The metadata store that the broker names, if it is ZooKeeper; empty if not, or unknown before `listing`."""
+        """The metadata store that the broker names, if it is ZooKeeper; empty if not, or before `look_at_broker`."""
         return self._of_broker.metadata_url
 
     def includes(self, topic: str) -> bool:

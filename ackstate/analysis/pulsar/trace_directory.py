@@ -67,7 +67,7 @@ class TraceDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._hidden = path / _HIDDEN
-        _check_place(path, self._hidden)
+        check_place(path)
         self._hidden.mkdir(parents=True, exist_ok=True)
         self._lock = open_lock(self._hidden / _LOCK)
         try:
@@ -198,8 +198,9 @@ class TraceDirectory:
         return writer.events
 
 
-def _check_place(path: Path, hidden: Path) -> None:
+def check_place(path: Path) -> None:
     """Refuse a place that has anything but a trace of polls."""
+    hidden = path / _HIDDEN
     if path.exists() and not path.is_dir():
         raise TraceError(f"{path}: not a directory")
     if path.is_dir() and not hidden.is_dir() and any(path.iterdir()):

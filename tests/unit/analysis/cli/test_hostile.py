@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from ackstate import LedgerMap, ManagedCursor, Position, SqliteStore
+from ackstate import BatchIndexes, DeletedRanges, LedgerMap, ManagedCursor, Position, SqliteStore
 from ackstate.analysis.cli import console
 from ackstate.analysis.pulsar.broker_settings import BrokerSettings
+from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import TopicFollower
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
@@ -113,7 +114,20 @@ EXPLAINED = {
 }  # fmt: skip
 
 
-def test_names_of_a_broker(capsys, tmp_path):
+class NothingDurable:
+    """Reads the cursors of a cluster, of which nothing is durable."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read(self, cursors):
+        return dict.fromkeys(cursors, DurableState(Position(3, -1), DeletedRanges(), BatchIndexes(), (1, -1, -1)))
+
+
+def test_names_of_a_broker(monkeypatch, capsys, tmp_path):
     """Of topics, subscriptions, owners, states and remarks; and its reasons for a refusal."""
     path = f"{LISTED}/"
     internals = json.loads(json.dumps(INTERNALS))
@@ -134,7 +148,9 @@ def test_names_of_a_broker(capsys, tmp_path):
             each["subscription"]
             for each in json.loads(run(capsys, "pulsar", "snapshot", broker.url, "--json").out)["subscriptions"]
         }
-        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / f"t{CODES[:-2]}", "--for", "1s")
+        monkeypatch.setattr("ackstate.analysis.pulsar.durable.DurableReader", lambda _: NothingDurable())
+        words = ["--metadata", "pulsar+zk://127.0.0.1:1", "--for", "1s"]
+        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / f"t{CODES[:-2]}", *words)
         assert outcome.status == 1
         assert_harmless(outcome.out)
         assert_harmless(outcome.err, lines_of_codes=2)
@@ -246,7 +262,9 @@ def test_an_impossible_answer_is_refused_as_a_whole_and_the_other_topics_are_jud
         # Of the others the client's JSON is the guard, and a trace has no record of words.
         if internals not in (IMPOSSIBLE[LONG_RECORD], IMPOSSIBLE[LONG_NUMBER]):
             with pytest.raises(SnapshotError) as refused:
-                TopicFollower(SMOKE, {}).poll(source, None, lambda: 1_700_000_000_000, partial(trace.record, SMOKE))
+                TopicFollower(SMOKE, {}).poll(
+                    source, NothingDurable(), lambda: 1_700_000_000_000, partial(trace.record, SMOKE)
+                )
             assert len(str(refused.value)) < 500
     assert not list((tmp_path / "trace").glob("*.parquet"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 300_000
