@@ -277,11 +277,7 @@ def test_live_objects_are_read_in_the_thread_of_the_loop(broker, live):
     ("config", "expected"),
     [
         (CursorConfig(), {"range_count_max": 2**31 - 1, "metadata_range_count_max": 2**31 - 1, "form": RangeForm.LIST}),
-        (CursorConfig(range_count_max=7, flush_interval_ms=250), {"ranges_kept_max": 7, "mark_delete_rate": 4.0}),
-        (
-            CursorConfig(mark_delete_rate_limit=2.5, flush_interval_ms=60_000),
-            {"mark_delete_rate": 2.5, "flush_seconds": 60},
-        ),
+        (CursorConfig(range_count_max=7, flush_interval_ms=250), {"ranges_kept_max": 7}),
         (CursorConfig(format=Format.PULSAR), {"range_count_max": 10_000, "metadata_range_count_max": 1_000}),
         (
             CursorConfig(format=Format.PULSAR, range_limit_rule=LimitRule.PULSAR_4_2),
@@ -297,7 +293,6 @@ def test_live_objects_are_read_in_the_thread_of_the_loop(broker, live):
             {"form": RangeForm.LIST, "range_count_max": 9, "ranges_kept_max": 10},
         ),
         (CursorConfig(format=Format.PULSAR, range_limit_rule=LimitRule.PULSAR_5_0), {"rule": LimitRule.PULSAR_5_0}),
-        (CursorConfig(flush_interval_ms=0), {"mark_delete_rate": 0.0}),
     ],
 )
 def test_the_snapshot_reads_our_settings_as_those_of_a_pulsar_broker(config, expected):
