@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup test check demo crash live soak bench docs dist clean help
+.PHONY: setup test check demo crash live soak bench docs dist clean help freeze-check
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,6 +60,11 @@ soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more exam
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit/test_hostile_bytes.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
+
+# Leaves with the frozen answers; the kill ledger stays.
+freeze-check: setup ## compare with the frozen answers, then run killers of the mutants again; SAMPLE=200 of them
+	$(TOOL) frozen check $(ARGS)
+	$(TOOL) kills check $(if $(SAMPLE),--sample $(SAMPLE))
 
 bench: setup ## run every benchmark, into benchmarks/results; ARGS='hot_paths acks' runs one, or a part of it
 	@set -e; if [ -n "$(ARGS)" ]; then PYTHONPATH=.:tests $(RUN) -m benchmarks.$(ARGS); \
