@@ -232,17 +232,17 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
         state.add(entries[0])
         # A last record that was torn keeps those before it from being read at once.
         _ = state.add_deltas(entries[1:]) or state.add_deltas(entries[1:-1])
-        for encoded in entries[state.replayed :]:
+        for encoded in entries[state.place.sequence :]:
             state.add(encoded)
     except _DamagedError as error:
-        is_torn = error.is_unreadable and state.replayed == len(entries) - 1
-        if not state.replayed or not (is_torn or discard_damaged):
+        is_torn = error.is_unreadable and state.place.sequence == len(entries) - 1
+        if not state.place.sequence or not (is_torn or discard_damaged):
             raise
         damage = str(error)
     return DecodedJournal(
         state.content(),
-        records_replayed=state.replayed,
-        bytes_discarded=sum(map(len, entries[state.replayed :])),
+        records_replayed=state.place.sequence,
+        bytes_discarded=sum(map(len, entries[state.place.sequence :])),
         discarded_offset=state.offset if damage else -1,
         discarded_reason=damage,
         byte_count=state.offset,
@@ -256,9 +256,10 @@ class _Folded:
     # The result is the same as removing them at each record, since the position never goes back, and costs less.
 
     def __init__(self, what: str, epoch: int) -> None:
-        self.offset = self.replayed = 0  # bytes and records so far
+        self.offset = 0
         self._what = what
-        self._place = JournalOffset(epoch, 0, 0, Position(0, -1))
+        # Where the next record belongs; its sequence is the number of records so far.
+        self.place = JournalOffset(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
         # The acks of deltas stay apart until the end: ORing one takes as long as the other bitmap has containers.
         self._added: dict[int, BitMap] = {}
@@ -267,14 +268,14 @@ class _Folded:
 
     def add(self, encoded: bytes) -> None:
         """Add the next record."""
-        parts = _decoded(encoded, what=self._what, offset=self.offset, place=self._place)
-        self._join(parts, self._added if self.replayed else self._snapshot)
+        parts = _decoded(encoded, what=self._what, offset=self.offset, place=self.place)
+        self._join(parts, self._added if self.place.sequence else self._snapshot)
         self._properties = parts.properties
         self._advance([encoded], parts.mark_delete)
 
     def add_deltas(self, entries: Sequence[bytes]) -> bool:
         """Add the next records and return True, or return False if they must be read one by one."""
-        deltas = decode_deltas(entries, self._place) if len(entries) >= _BULK_COUNT_MIN else None
+        deltas = decode_deltas(entries, self.place) if len(entries) >= _BULK_COUNT_MIN else None
         if deltas is None:
             return False
         for ledger_id, acked in deltas.bitmaps.items():
@@ -293,7 +294,7 @@ class _Folded:
         for (ledger_id, entry_id), unacked_words in self._batch.items():
             if not any(unacked_words):
                 join(bitmaps, ledger_id, BitMap((entry_id,)))
-        mark_delete = self._place.mark_delete
+        mark_delete = self.place.mark_delete
         if mark_delete.ledger_id in bitmaps:
             bitmaps[mark_delete.ledger_id].remove_range(0, mark_delete.entry_id + 1)
         remaining = sorted(ledger_id for ledger_id in bitmaps if ledger_id >= mark_delete.ledger_id)
@@ -313,9 +314,8 @@ class _Folded:
             self._batch[position] = tuple(map(and_, held, unacked_words))
 
     def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
-        epoch, sequence, _, _ = self._place
-        self.replayed = sequence + len(entries)
-        self._place = JournalOffset(epoch, self.replayed, native.checksum(entries[-1]), mark_delete)
+        epoch, sequence, _, _ = self.place
+        self.place = JournalOffset(epoch, sequence + len(entries), native.checksum(entries[-1]), mark_delete)
         self.offset += sum(map(len, entries))
 
 
@@ -383,11 +383,9 @@ class PulsarFormat:
         for number in range(count - 1, -1 if discard_damaged else max(count - 3, -1), -1):
             encoded = read(number, number + 1)[0]
             try:
-                info = decode_position_info(encoded, ledgers)
+                info = decode_position_info(encoded, ledgers, what=f"{what}, entry {number}")
             except CorruptStateError as error:
-                damage = damage or CorruptStateError(
-                    f"{what}, entry {number}", offset=error.offset, expected=error.expected, found=error.found
-                )
+                damage = damage or error
                 discarded += len(encoded)
                 continue
             content, is_idle = state_in(info.position, info), bool(info.idle_since_ms)

@@ -178,8 +178,8 @@ def _looked(source: Source, metadata: str | None) -> _Look:
     with console.progress() as progress, ExitStack() as stack:
         settings = _of_all(topics, source.settings, progress, "settings of topics")
         if isinstance(source, LiveBroker):
-            chosen = metadata_of(metadata) if metadata else source.metadata_url
-            reader, why_not = reader_of(metadata and metadata_of(metadata), source.metadata_url)
+            chosen = metadata or source.metadata_url
+            reader, why_not = reader_of(metadata, source.metadata_url)
         if reader is not None:
             stack.enter_context(reader)
 
@@ -198,11 +198,6 @@ def _looked(source: Source, metadata: str | None) -> _Look:
         raise missing[0].error
     unread = sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
     return _Look(most_redelivered_first(found), unread, chosen if reader else "", why_not)
-
-
-def metadata_of(text: str) -> str:
-    """Return the URL that ``--metadata`` names; empty for none."""
-    return "" if text == "none" else text
 
 
 def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
@@ -359,8 +354,7 @@ def exporter(
         def make_source() -> LiveBroker:
             return LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
 
-        chosen = metadata and metadata_of(metadata)
-        with closing(Collector(make_source, lambda found: reader_of(chosen, found))) as collector:
+        with closing(Collector(make_source, lambda found: reader_of(metadata, found))) as collector:
             run_exporter(
                 collector,
                 ExporterCollector(lambda: admin.request_count),
@@ -437,7 +431,7 @@ def record(
                 "the broker embeds ackstate and has no metadata of Pulsar: record its cursors in the broker, with "
                 "ackstate.analysis.trace.recording.Recording"
             )
-        durable, why_not = reader_of(metadata and metadata_of(metadata), source.metadata_url)
+        durable, why_not = reader_of(metadata, source.metadata_url)
         if durable is None:
             raise AckStateError(
                 f"what is durable of a cursor is in the cluster's metadata store: {why_not}. Without access to it, "

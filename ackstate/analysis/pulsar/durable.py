@@ -183,7 +183,7 @@ def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
     """Return a reader of the metadata store that the user names, or else of that which the broker names.
 
     Args:
-        url: As `DurableReader`; None for that of the broker, empty for none.
+        url: As `DurableReader`; None for that of the broker, "none" or empty to read none.
         found: That of the broker, if it is ZooKeeper, else empty.
 
     Returns:
@@ -192,13 +192,13 @@ def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
     Raises:
         AckStateError: The store that the user names cannot be opened.
     """
-    if url:
+    if url in {"none", ""}:
+        return None, "the metadata store is not read"
+    if url is not None:
         try:
             return DurableReader(url), ""
         except (ValueError, OSError) as error:
             raise AckStateError(f"metadata {url}: {error}") from error
-    if url is not None:
-        return None, "the metadata store is not read"
     if not found:
         return None, "the broker names no ZooKeeper as its metadata store (--metadata)"
     try:
@@ -283,8 +283,5 @@ def _content(name: Name, tail: Tail, ledgers: LedgerMap | None) -> CursorState:
     what = f"{_what(name)}, entry {tail.last} of ledger {tail.ledger_id}"
     if tail.last < 0:
         raise CorruptStateError(what, offset=0, expected="an entry", found="none")
-    try:
-        info = decode_position_info(tail.entry, ledgers)
-    except CorruptStateError as error:
-        raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+    info = decode_position_info(tail.entry, ledgers, what=what)
     return state_in(info.position, info)

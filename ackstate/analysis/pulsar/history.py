@@ -18,7 +18,7 @@ from ackstate.ack_hole import unacked_in_holes
 from ackstate.analysis.pulsar.export import topics_of
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import firsts
-from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.stores.base import LedgerNotFoundError
 from ackstate.topic.subscriptions import subscription_name, subscription_paths
@@ -149,11 +149,8 @@ class _Walk:
     def follow(self, number: int, entry: bytes) -> HistoryRecord:
         """Add the next state to the history."""
         history = self._history
-        try:
-            state = decode_position_info(entry, self._ledgers)
-        except CorruptStateError as error:
-            what = f"record {number} of cursor ledger {history.cursor_ledger_id}"
-            raise CorruptStateError(what, offset=error.offset, expected=error.expected, found=error.found) from error
+        what = f"record {number} of cursor ledger {history.cursor_ledger_id}"
+        state = decode_position_info(entry, self._ledgers, what=what)
         state.deleted.remove_at_most(state.position)
         before, self._state = self._state or state, state
         lost, batches = _missing(before, state, self._ledgers), _batches_lost(before, state)

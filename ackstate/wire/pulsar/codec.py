@@ -120,8 +120,8 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
     return _assembled(head, ranges, tail, info.unknown)
 
 
-def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> PositionInfo:
-    """Decode an entry of a cursor ledger, or raise `CorruptStateError`: no other exception can escape.
+def decode_position_info(data: bytes, ledgers: LedgerMap | None = None, *, what: str = "position info") -> PositionInfo:
+    """Decode an entry of a cursor ledger, or raise `CorruptStateError`, which names `what`: no other can escape.
 
     Without the ledgers of the log, ranges across ledgers count only in their upper one: fewer acks, never more.
     """
@@ -138,7 +138,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None) -> Posit
             unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
-        raise locate(record, PositionInfoMessage.DESCRIPTOR, refused, what="position info") from None
+        raise locate(record, PositionInfoMessage.DESCRIPTOR, refused, what=what) from None
 
 
 def encode_cursor_info(
