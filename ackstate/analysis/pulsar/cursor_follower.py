@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from pyroaring import BitMap
 
+from ackstate.analysis.pulsar.redelivery import acked_in
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.entry_bitmap import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.deleted_ranges import DeletedRanges
-    from ackstate.position import Position
+    from ackstate.analysis.pulsar.redelivery import Acks
 
 Entries = dict[int, BitMap]
 """Entries by ledger."""
@@ -134,18 +134,11 @@ def is_loaded_again(before: CursorPoll, poll: CursorPoll) -> bool:
     return poll.published < before.published or before.cursor_ledger >= 0 > poll.cursor_ledger
 
 
-def existing_entries(counts: Mapping[int, int], mark_delete: Position, deleted: DeletedRanges) -> Entries:
-    """Return the entries of existing ledgers that are up to a mark-delete position, or in ranges above it."""
-    found: Entries = {}
-    for ledger_id, count in counts.items():
-        if ledger_id <= mark_delete.ledger_id:
-            end = count if ledger_id < mark_delete.ledger_id else min(mark_delete.entry_id + 1, count)
-            found[ledger_id] = BitMap(range(end))
-    for ledger_id, bitmap in deleted.bitmaps():
-        if ledger_id in counts:
-            above = bitmap.copy()
-            above.remove_range(counts[ledger_id], 1 << 32)
-            found[ledger_id] = found.get(ledger_id, BitMap()) | above
+def existing_entries(counts: Mapping[int, int], acks: Acks) -> Entries:
+    """Return the acked entries that existing ledgers have."""
+    found = {ledger_id: acked_in(acks, ledger_id, count) for ledger_id, count in counts.items()}
+    for ledger_id, bitmap in found.items():
+        bitmap.remove_range(counts[ledger_id], 1 << 32)
     return {ledger_id: bitmap for ledger_id, bitmap in found.items() if bitmap}
 
 

@@ -258,7 +258,8 @@ def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]
     internals = looks.answers.internals
     if internals.cursors and not internals.ledgers:
         raise SnapshotError(f"{topic}: internalStats: no ledgers, without which acked entries cannot be counted")
-    return [_judged(topic, name, looks, settings) for name in sorted(internals.cursors)]
+    counts = internals.entry_counts()
+    return [_judged(topic, name, looks, settings, counts) for name in sorted(internals.cursors)]
 
 
 def most_redelivered_first(judgements: Iterable[Judgement]) -> list[Judgement]:
@@ -297,10 +298,10 @@ _COMPACTION, _BROKERS_PREFIX = "__compaction", "pulsar."  # pulsar.dedup, pulsar
 _NOT_YET = AckStateError("the cursor was created while the topic was read")
 
 
-def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Judgement:
+def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings, counts: Mapping[int, int]) -> Judgement:
     subscription, what = unquote_plus(name), f"{topic}, {name}"  # Keys of cursors are encoded as in a URL.
     internals, statistics = looks.answers.internals, looks.answers.stats
-    cursor, counts = internals.cursors[name], internals.entry_counts()
+    cursor = internals.cursors[name]
     now = acked(cursor, counts, what=what)
     words = sum((bitmap.max() >> 6) + 1 for _, bitmap in now.deleted.bitmaps())
     if settings.form is RangeForm.WORDS and words > _WORDS_MAX:
@@ -312,7 +313,7 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Ju
         kind = Kind.NOT_DURABLE
     elif (statistics and not stats) or subscription == _COMPACTION or subscription.startswith(_BROKERS_PREFIX):
         kind = Kind.BROKERS_OWN
-    back = None if kind is Kind.NOT_DURABLE else _comes_back(now, name, looks, what=what)
+    back = None if kind is Kind.NOT_DURABLE else _comes_back(now, name, looks, counts, what=what)
     mean = _messages_per_entry(stats, internals, statistics)
     has_batches = isinstance(durable, DurableState) and bool(durable.batch)
     may_have_batches = back is not None and (mean is None or mean > 1 or has_batches)
@@ -340,9 +341,9 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings) -> Ju
     )
 
 
-def _comes_back(now: Acked, name: str, looks: Looks, *, what: str) -> ComesBack:
+def _comes_back(now: Acked, name: str, looks: Looks, counts: Mapping[int, int], *, what: str) -> ComesBack:
     internals, durable = looks.answers.internals, looks.durable.get(name, _NOT_YET)
-    cursor, counts = internals.cursors[name], internals.entry_counts()
+    cursor = internals.cursors[name]
     if cursor.redelivery_if_crashed is not None:
         count = cursor.redelivery_if_crashed.entries
         return ComesBack(count, count, "the broker counts the acks that are not durable")

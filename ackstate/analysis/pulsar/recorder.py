@@ -399,8 +399,7 @@ class TopicFollower:
                 failures.append(state)
                 continue
             poll = CursorPoll(
-                ts_ms, counts, existing_entries(counts, *acks[name]),
-                existing_entries(counts, state.mark_delete, state.deleted), state.version,
+                ts_ms, counts, existing_entries(counts, acks[name]), existing_entries(counts, state), state.version,
                 cursor.cursor_ledger, internals.entries_added_counter, is_after_failure,
             )  # fmt: skip
             record(name, self._follower(name).follow(poll))

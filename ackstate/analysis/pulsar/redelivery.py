@@ -32,7 +32,7 @@ class ComesBack(NamedTuple):
         return self.low == self.high
 
 
-class _Acks(Protocol):
+class Acks(Protocol):
     """Acked entries, in memory or durable."""
 
     @property
@@ -54,9 +54,9 @@ def exactly(before: Acked, after: Acked, durable: DurableState, counts: Mapping[
     """
     low = high = 0
     for ledger_id, count in _existing(counts, after, durable.mark_delete.ledger_id):
-        kept = _acked_in(durable, ledger_id, count)
-        later = _acked_in(after, ledger_id, count)
-        earlier = _acked_in(before, ledger_id, count)
+        kept = acked_in(durable, ledger_id, count)
+        later = acked_in(after, ledger_id, count)
+        earlier = acked_in(before, ledger_id, count)
         low += len((earlier & later) - kept)
         high += len((earlier | later) - kept)
     _, cursor_ledger, last = durable.version
@@ -74,7 +74,7 @@ def at_most(acked: Acked, counts: Mapping[int, int], reason: str, *, unlisted_co
     """
     existing = [*_existing(counts, acked)]
     above = sum(len(acked.deleted.entries(ledger_id)) for ledger_id, _ in existing)
-    below = sum(len(_acked_in(acked, ledger_id, count)) for ledger_id, count in existing) - above + unlisted_count
+    below = sum(len(acked_in(acked, ledger_id, count)) for ledger_id, count in existing) - above + unlisted_count
     more = f", and {below:,} up to it that still exist" if below else ""
     return ComesBack(0, above + below, f"every entry acked above the mark-delete{more}: {reason}")
 
@@ -87,7 +87,7 @@ def _existing(counts: Mapping[int, int], acked: Acked, first_ledger_id: int = 0)
     yield from ((ledger_id, 0) for ledger_id in sorted(newer) if ledger_id > last)
 
 
-def _acked_in(acks: _Acks, ledger_id: int, count: int) -> BitMap:
+def acked_in(acks: Acks, ledger_id: int, count: int) -> BitMap:
     """Return the acked entries of a ledger with a number of entries, or more: the broker counted them before."""
     below = acks.mark_delete
     end = count if ledger_id < below.ledger_id else below.entry_id + 1 if ledger_id == below.ledger_id else 0
