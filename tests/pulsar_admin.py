@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ackstate import BatchIndexes, DeletedRanges, Position
+from ackstate.analysis.pulsar.durable import DurableState
+
 VECTORS = Path(__file__).parent / "vectors" / "internal-stats"
 TOPIC = "persistent://public/default/smoke"
 PATH = "/admin/v2/persistent/public/default/smoke"
@@ -109,3 +112,28 @@ def serving(changes=None, **options):
         broker.shutdown()
         broker.server_close()
         thread.join()
+
+
+def state(entries=(), version=1, mark_delete=-1):
+    """Return the durable state of a cursor that has acked some entries of ledger 3."""
+    ranges = DeletedRanges()
+    for entry in entries:
+        ranges.add(Position(3, entry))
+    return DurableState(Position(3, mark_delete), ranges, BatchIndexes(), (version, -1, -1))
+
+
+class Durable:
+    """Stands in for a `DurableReader`: reads what it is told, one state after the other, or an error."""
+
+    def __init__(self, *states):
+        self.states = list(states) or [state()]
+
+    def read(self, cursors):
+        found = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return dict.fromkeys(cursors, found)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        pass

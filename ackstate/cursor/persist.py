@@ -496,6 +496,7 @@ class Persister:
         return None
 
     def _take(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
+        # Only what is held back or cut off can exceed it.
         record_bytes_max = self.listeners.record_bytes_max() if self.may_hold_back else None
         return self.state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
 
@@ -639,9 +640,7 @@ def persist_all(
     """
     persisters = [cursor._persister for cursor in cursors]
     outcomes = execute(persisters, lambda each: each.begin(now_ms=now_ms), executor)
-    for persister, outcome in zip(persisters, outcomes, strict=True):
-        persister.report(outcome)
-    return outcomes
+    return [persister.report(outcome) for persister, outcome in zip(persisters, outcomes, strict=True)]
 
 
 def tick_all(

@@ -445,7 +445,7 @@ class BookKeeperLedgers(LedgerStore):
         limit = end + _UNCONFIRMED_MAX
         while end < limit:
             probed = range(end, end + _PROBES_AT_ONCE)
-            probes = [self._client.read_unconfirmed(handle, entry_id, entry_id + 1) for entry_id in probed]
+            probes = [self._probe(handle, entry_id) for entry_id in probed]
             found = self._readable_count(probes, ledger)
             end += found
             if found < _PROBES_AT_ONCE:

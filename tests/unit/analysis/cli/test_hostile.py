@@ -16,10 +16,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from ackstate import BatchIndexes, DeletedRanges, LedgerMap, ManagedCursor, Position, SqliteStore
+from ackstate import LedgerMap, ManagedCursor, Position, SqliteStore
 from ackstate.analysis.cli import console
 from ackstate.analysis.pulsar.broker_settings import BrokerSettings
-from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import TopicFollower
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
@@ -27,7 +26,7 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run
-from pulsar_admin import INTERNALS, NAMESPACE, PATH, RUNTIME, STATS, serving, topic_answers
+from pulsar_admin import INTERNALS, NAMESPACE, PATH, RUNTIME, STATS, Durable, serving, topic_answers
 from pulsar_admin import TOPIC as SMOKE
 
 # Colour, title, bell, C1, end of line, back to its start, right to left, isolate, invisible, line and page separators.
@@ -114,19 +113,6 @@ EXPLAINED = {
 }  # fmt: skip
 
 
-class NothingDurable:
-    """Reads the cursors of a cluster, of which nothing is durable."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def read(self, cursors):
-        return dict.fromkeys(cursors, DurableState(Position(3, -1), DeletedRanges(), BatchIndexes(), (1, -1, -1)))
-
-
 def test_names_of_a_broker(monkeypatch, capsys, tmp_path):
     """Of topics, subscriptions, owners, states and remarks; and its reasons for a refusal."""
     path = f"{LISTED}/"
@@ -148,7 +134,7 @@ def test_names_of_a_broker(monkeypatch, capsys, tmp_path):
             each["subscription"]
             for each in json.loads(run(capsys, "pulsar", "snapshot", broker.url, "--json").out)["subscriptions"]
         }
-        monkeypatch.setattr("ackstate.analysis.pulsar.durable.DurableReader", lambda _: NothingDurable())
+        monkeypatch.setattr("ackstate.analysis.pulsar.durable.DurableReader", lambda _: Durable())
         words = ["--metadata", "pulsar+zk://127.0.0.1:1", "--for", "1s"]
         outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / f"t{CODES[:-2]}", *words)
         assert outcome.status == 1
@@ -263,7 +249,7 @@ def test_an_impossible_answer_is_refused_as_a_whole_and_the_other_topics_are_jud
         if internals not in (IMPOSSIBLE[LONG_RECORD], IMPOSSIBLE[LONG_NUMBER]):
             with pytest.raises(SnapshotError) as refused:
                 TopicFollower(SMOKE, {}).poll(
-                    source, NothingDurable(), lambda: 1_700_000_000_000, partial(trace.record, SMOKE)
+                    source, Durable(), lambda: 1_700_000_000_000, partial(trace.record, SMOKE)
                 )
             assert len(str(refused.value)) < 500
     assert not list((tmp_path / "trace").glob("*.parquet"))

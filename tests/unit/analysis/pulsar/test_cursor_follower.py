@@ -7,6 +7,7 @@ from pyroaring import BitMap
 
 from ackstate import Position
 from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries
+from ackstate.analysis.pulsar.internal_stats import Acked
 from ackstate.analysis.trace.events import EventKind
 from ackstate.deleted_ranges import DeletedRanges
 
@@ -133,6 +134,6 @@ def test_only_entries_of_existing_ledgers_exist():
     deleted = DeletedRanges()
     for position in (Position(5, 2), Position(5, 60), Position(6, 0)):
         deleted.add(position)
-    found = existing_entries({3: 2, 4: 10, 5: 50}, Position(4, 6), deleted)
+    found = existing_entries({3: 2, 4: 10, 5: 50}, Acked(Position(4, 6), deleted))
     assert {each: list(bitmap) for each, bitmap in found.items()} == {3: [0, 1], 4: [*range(7)], 5: [2]}
-    assert existing_entries({3: 0}, Position(9, -1), DeletedRanges()) == {}
+    assert existing_entries({3: 0}, Acked(Position(9, -1), DeletedRanges())) == {}

@@ -15,11 +15,10 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
-from ackstate import BatchIndexes, Position
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
 from ackstate.analysis.pulsar import recorder as cluster_recorder
 from ackstate.analysis.pulsar import trace_directory
-from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
+from ackstate.analysis.pulsar.durable import CursorGoneError
 from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import ClusterRecorder, PollQueue, TopicFollower, matches
 from ackstate.analysis.pulsar.sources import LiveBroker
@@ -28,10 +27,20 @@ from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.chunks import events_of as columns_of
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, listed_names
-from ackstate.deleted_ranges import DeletedRanges
 from ackstate.stores.base import StoreError
 from command_line import assert_one_line, run
-from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving, topic_answers
+from pulsar_admin import (
+    CONFIGURATION,
+    INTERNALS,
+    PATH,
+    RUNTIME,
+    STATS,
+    TOPIC,
+    Durable,
+    serving,
+    state,
+    topic_answers,
+)  # fmt: skip
 
 T0 = 1_700_000_000_000
 NAMES = "/admin/v2/persistent/public/default"
@@ -46,30 +55,6 @@ def acked(entries, *, ledger=None, counter=60):
     cursor["cursorLedger"] = cursor["cursorLedger"] if ledger is None else ledger
     internals["entriesAddedCounter"] = counter
     return internals
-
-
-def state(entries=(), version=1, mark_delete=-1):
-    ranges = DeletedRanges()
-    for entry in entries:
-        ranges.add(Position(3, entry))
-    return DurableState(Position(3, mark_delete), ranges, BatchIndexes(), (version, -1, -1))
-
-
-class Durable:
-    """Reads what it is told: one state after the other, or an error."""
-
-    def __init__(self, *states):
-        self.states = list(states) or [state()]
-
-    def read(self, cursors):
-        found = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return dict.fromkeys(cursors, found)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_exception):
-        pass
 
 
 class StopError(Exception):
