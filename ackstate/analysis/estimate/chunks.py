@@ -21,12 +21,12 @@ from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventCh
 from ackstate.analysis.trace.check import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
 from ackstate.analysis.trace.chunks import (
     check_ledgers,
+    damaged,
     events_of,
     ledgers_told,
     pack,
     packed_columns,
     pieces,
-    refuse,
     unpack,
 )
 from ackstate.analysis.trace.events import EventKind, TraceError
@@ -252,7 +252,9 @@ def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, 
     offsets, columns = events_of(batch, names)
     kind = columns[names.index("kind")]
     is_unknown = (kind < min(EventKind)) | (kind > max(EventKind)) | (kind == _UNUSED_KIND)
-    refuse(batch, offsets, is_unknown, "an event is of an unknown kind")
+    if is_unknown.any():
+        row = int(np.searchsorted(offsets, is_unknown.argmax(), "right")) - 1
+        damaged(batch, row, "an event is of an unknown kind")
     columns[names.index("kind")] = kind.astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
     return offsets, columns
 

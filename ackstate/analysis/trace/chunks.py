@@ -274,12 +274,6 @@ def packed_columns(names: Sequence[str]) -> tuple[str, ...]:
     return ("event_count", *dict.fromkeys((*names, *more)))
 
 
-def refuse(batch: pa.RecordBatch, offsets: Int64s, is_wrong: npt.NDArray[np.bool_], what: str = "") -> None:
-    """Raise `TraceError` for the row of the first wrong event, if there is any."""
-    for at in np.flatnonzero(is_wrong)[:1].tolist():
-        damaged(batch, int(np.searchsorted(offsets, at, "right")) - 1, what)
-
-
 def damaged(batch: pa.RecordBatch, row: int, what: str = "") -> None:
     """Raise `TraceError` for a row."""
     keys = [batch[name][row].as_py() for name in ("chunk", "subscription", "topic") if name in batch.schema.names]

@@ -15,9 +15,12 @@ from ackstate.analysis.trace.events import SEVERAL, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import write_manifest, write_trace
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.analysis.trace.times import TraceClock
+from command_line import assert_one_line, run
 from trace_files import read_rows, write_rows
 
 ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
+
+T0 = 1_700_000_000_000
 
 
 def acks(begin, end, ts_ms=1_000):
@@ -176,3 +179,10 @@ def test_a_damaged_statistic_that_ends_the_process_in_arrow_is_refused(tmp_path)
     file.write_bytes((Path(__file__).parents[3] / "golden" / "parquet-histogram.parquet").read_bytes())
     with pytest.raises(TraceError, match="not a readable Parquet file"):
         check_events(file)
+
+
+@pytest.mark.parametrize("kind", [0, 15, max(EventKind) + 1])
+def test_an_event_of_no_kind_is_refused_by_the_check_and_the_replay(tmp_path, capsys, kind):
+    write_trace([Frame("t", "s", [Event(T0, EventKind.ACK, 1, 0, 9), Event(T0, kind)])], tmp_path / "trace")
+    for words in (["redelivery", tmp_path / "trace", "--engine", "local"], ["trace", "check", tmp_path / "trace"]):
+        assert_one_line(run(capsys, *words), "unknown kind")
