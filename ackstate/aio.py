@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from copy import copy
@@ -21,6 +22,7 @@ from ackstate.cursor.persist import tick_all
 from ackstate.dispatch.options import dead_letter
 from ackstate.errors import AckStateError, CursorFencedError, TopicClosedError
 from ackstate.message import CheckedMessages, checked_messages
+from ackstate.topic.settings import wall_clock
 from ackstate.topic.topics import Topics, append_publications
 
 if TYPE_CHECKING:
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ackstate.cursor.results import PersistResult, Receipt
+    from ackstate.dispatch.explain import BlockReason, DispatchStats, HoleReport
     from ackstate.dispatch.options import Delivery, DispatchRound, Start, StartTime
     from ackstate.dispatch.subscription import Subscription
+    from ackstate.limits.gate import GateLimits
     from ackstate.message import Message
     from ackstate.position import Position
     from ackstate.stores.base import Store
@@ -146,12 +150,12 @@ class AsyncTopics:
 
     To be used in one event loop. At the end of ``async with``, also if the task is cancelled as by Ctrl-C, no publish
     is accepted any more, those under way are finished, and everything is persisted: nothing that was acked is
-    redelivered. SIGTERM cancels no task by itself: docs/guides/asyncio.md has a handler that does.
+    redelivered. With `stop_on_signals` SIGTERM and SIGINT do the same.
 
     Args:
         store: Where they are stored; stays open. It must be safe for concurrent use, as all stores of this package are.
         settings: The settings of every topic; None for the defaults.
-        clock: Returns the present, in milliseconds: for example `lambda: time.time_ns() // 1_000_000`.
+        clock: Returns the present, in milliseconds; any thread may call it.
         tick_ms: How often to look which subscriptions are due to be persisted, in milliseconds.
         executor: As for `Topics`.
 
@@ -164,40 +168,70 @@ class AsyncTopics:
         store: Store,
         *,
         settings: TopicSettings | None = None,
-        clock: Callable[[], int],
+        clock: Callable[[], int] = wall_clock,
         tick_ms: int = 100,
         executor: Executor | None = None,
     ) -> None:
-        self.topics = Topics(store, settings=settings, executor=executor)
+        self.topics = Topics(store, settings=settings, executor=executor, clock=clock)
         check_count("tick_ms", tick_ms, least=1)
         self.clock = clock
         self._tick_s = tick_ms / 1_000
-        self.workers = Workers()
+        self._workers = Workers()
         self._opened: dict[str, AsyncTopic] = {}
         self._alone = asyncio.Lock()
         self._ticking: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._is_closed = self._is_stopped = False
+        self._signals: tuple[int, ...] = ()
 
-    async def __aenter__(self) -> Self:
-        self._ticking = asyncio.get_running_loop().create_task(self._tick_for_ever())
+    def stop_on_signals(self) -> Self:
+        """Let SIGTERM and SIGINT end ``async with``, and return this.
+
+        In ``async with AsyncTopics(store).stop_on_signals() as topics`` a signal cancels the body, everything is
+        persisted, and the program goes on after the block. For the main thread of a system with POSIX signals.
+        """
+        self._signals = signal.SIGTERM, signal.SIGINT
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aenter__(self) -> Self:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in self._signals:
+            loop.add_signal_handler(number, self._stop, task)
+        self._ticking = loop.create_task(self._tick_for_ever())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        try:
+            await self.close()
+        except asyncio.CancelledError as error:
+            if error.__cause__ is not None or not self._is_stopped:
+                raise
+            kind = asyncio.CancelledError
+        finally:
+            for number in self._signals:
+                asyncio.get_running_loop().remove_signal_handler(number)
+        task = asyncio.current_task()
+        # A caller that cancelled the task as well is still told.
+        return self._is_stopped and kind is asyncio.CancelledError and task is not None and task.uncancel() == 0
+
+    def _stop(self, task: asyncio.Task[object]) -> None:
+        if not self._is_stopped and not self._is_closed:
+            self._is_stopped = True
+            task.cancel()
 
     async def open(self, name: str) -> AsyncTopic:
         """Open a topic, or create it; return the same object if it is open. See `Topics.open`."""
         self._check_open(name)
         async with self._alone:
             self._check_open(name)
-            return self._of(await self.workers.run(self.topics.open, name, now_ms=self.clock()))
+            return self._of(await self._workers.run(self.topics.open, name))
 
     async def open_all(self, names: Iterable[str]) -> dict[str, AsyncTopic | AckStateError]:
         """Open or create many topics, which share syncs, and return each or its error. See `Topics.open_all`."""
         async with self._alone:
             if self._is_closed:
                 raise TopicClosedError("topics cannot be opened: the topics are closed")
-            found = await self.workers.run(self.topics.open_all, list(names), now_ms=self.clock())
+            found = await self._workers.run(self.topics.open_all, list(names))
             return {name: each if isinstance(each, AckStateError) else self._of(each) for name, each in found.items()}
 
     async def subscribe_all(
@@ -210,9 +244,9 @@ class AsyncTopics:
             topics = {name: self._opened[name] for name in requests}
             for topic in topics.values():
                 await held.enter_async_context(topic.alone)
-            found = await self.workers.run(self.topics.subscribe_all, requests, now_ms=self.clock())
+            found = await self._workers.run(self.topics.subscribe_all, requests)
         return {
-            names: each if isinstance(each, AckStateError) else topics[names[0]].of(names[1], each)
+            names: each if isinstance(each, AckStateError) else topics[names[0]]._of(names[1], each)
             for names, each in found.items()
         }
 
@@ -228,31 +262,31 @@ class AsyncTopics:
 
     async def delete(self, name: str) -> bool:
         """Delete a topic with its subscriptions, and return whether there was one. See `Topics.delete`."""
-        async with self._alone, self.workers.persisting:  # as `AsyncTopic.unsubscribe`
+        async with self._alone, self._workers.persisting:  # as `AsyncTopic.unsubscribe`
             topic = self._opened.get(name)
             if topic is None:
-                return await self.workers.run(self.topics.delete, name, now_ms=self.clock())
+                return await self._workers.run(self.topics.delete, name)
             try:
-                return await topic.call(self.topics.delete, name, now_ms=self.clock())
+                return await topic.call(self.topics.delete, name)
             finally:
                 if topic.topic.is_closed:
                     del self._opened[name]
-                    topic.closed()
+                    topic._closed()
 
     async def tick(self) -> None:
         """Persist the subscriptions that are due, and trim the logs, as the background task does.
 
         Failures are logged, and a later tick tries again.
         """
-        async with self.workers.persisting:
+        async with self._workers.persisting:
             cursors = [each for topic in self._opened.values() for each in topic.topic.cursors]
             executor = self.topics.executor
-            outcomes = await self.workers.run(tick_all, cursors, now_ms=self.clock(), executor=executor)
+            outcomes = await self._workers.run(tick_all, cursors, now_ms=self.clock(), executor=executor)
         for (topic_name, name), outcome in outcomes.items():
             if isinstance(outcome, AckStateError):
                 _LOG.warning("subscription %r of topic %r could not be persisted: %s", name, topic_name, outcome)
         for topic in list(self._opened.values()):
-            if topic.topic.may_trim(now_ms=self.clock()):
+            if topic.topic.may_trim():
                 try:
                     await topic.trim()
                 except AckStateError as error:
@@ -268,7 +302,7 @@ class AsyncTopics:
                 its cause.
         """
         cancelled: asyncio.CancelledError | None = None
-        while not self.workers.is_closed:
+        while not self._workers.is_closed:
             closing = asyncio.ensure_future(self._close())
             try:
                 await finished(closing)
@@ -283,29 +317,29 @@ class AsyncTopics:
     async def _close(self) -> None:
         self._is_closed = True
         for topic in list(self._opened.values()):
-            await topic.end_hand_overs()
+            await topic._end_hand_overs()
         async with self._alone:
-            if self.workers.is_closed:
+            if self._workers.is_closed:
                 return
             if self._ticking is not None:
                 self._ticking.cancel()
                 await asyncio.wait({self._ticking})
             topics = list(self._opened.values())
             for topic in topics:
-                await topic.stop_publishing()
+                await topic._stop_publishing()
             failure: Exception | None = None
             try:
                 async with AsyncExitStack() as held:
                     for topic in topics:
                         await held.enter_async_context(topic.alone)
-                    await self.workers.run(self.topics.close, now_ms=self.clock())
+                    await self._workers.run(self.topics.close)
             except Exception as error:
                 failure = error
                 raise
             finally:
                 for topic in topics:
-                    topic.closed(failure)
-            await self.workers.close()
+                    topic._closed(failure)
+            await self._workers.close()
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -331,11 +365,11 @@ class AsyncTopic:
     def __init__(self, topic: Topic, topics: AsyncTopics) -> None:
         self.topic = topic
         self.alone = asyncio.Lock()
-        self.topics = topics
+        self._topics = topics
         self.clock = topics.clock
-        self.workers = topics.workers
-        self.waiting: set[asyncio.Event] = set()  # of callers that wait for what the next `call` may change
-        self.failure: Exception | None = None  # of the last `AsyncTopics.close`
+        self._workers = topics._workers
+        self._waiting: set[asyncio.Event] = set()  # of callers that wait for what the next `call` may change
+        self._failure: Exception | None = None  # of the last `AsyncTopics.close`
         self._publishing = Batches(self._publish)
         self._is_stopped = False
         self._subscriptions: dict[str, AsyncSubscription] = {}
@@ -360,10 +394,10 @@ class AsyncTopic:
 
     async def subscribe(self, name: str, **wanted: Unpack[RequestedFields]) -> AsyncSubscription:
         """Open a subscription, or create it; return the same object if it is open. See `Topic.subscribe`."""
-        subscribe = partial(self.topic.subscribe, name, now_ms=self.clock(), **wanted)
-        return self.of(name, await self.call(subscribe))
+        subscribe = partial(self.topic.subscribe, name, **wanted)
+        return self._of(name, await self.call(subscribe))
 
-    def of(self, name: str, subscription: Subscription) -> AsyncSubscription:
+    def _of(self, name: str, subscription: Subscription) -> AsyncSubscription:
         """Return the subscription of this topic that has a name, for asyncio; the same object for the same one."""
         known = self._subscriptions.get(name)
         if known is None or known.subscription is not subscription:
@@ -372,19 +406,19 @@ class AsyncTopic:
 
     async def unsubscribe(self, name: str) -> bool:
         """Delete a subscription, and return whether there was one; see `Topic.unsubscribe`."""
-        async with self.workers.persisting:  # A persist meanwhile would report that the cursor is fenced.
+        async with self._workers.persisting:  # A persist meanwhile would report that the cursor is fenced.
             try:
-                return await self.call(self.topic.unsubscribe, name, now_ms=self.clock())
+                return await self.call(self.topic.unsubscribe, name)
             finally:
                 known = self._subscriptions.get(name)
                 if known is not None and known.subscription.cursor.view.is_closed:
                     del self._subscriptions[name]
-                    known.closed()
+                    known._closed()
 
     async def trim(self) -> int:
         """Delete ledgers that no one needs, and return how many; see `Topic.trim`. It also happens by itself."""
-        async with self.workers.persisting:
-            return await self.call(self.topic.trim, now_ms=self.clock())
+        async with self._workers.persisting:
+            return await self.call(self.topic.trim)
 
     async def call(self, function: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
         """Call a function in a worker thread, while nothing else of this topic is called.
@@ -394,26 +428,26 @@ class AsyncTopic:
         """
         async with self.alone:
             try:
-                return await self.workers.run(function, *args, **named)
+                return await self._workers.run(function, *args, **named)
             finally:
-                while self.waiting:
-                    self.waiting.pop().set()
+                while self._waiting:
+                    self._waiting.pop().set()
 
-    async def end_hand_overs(self) -> None:
+    async def _end_hand_overs(self) -> None:
         for subscription in list(self._subscriptions.values()):
-            await subscription.end_hand_overs()
+            await subscription._end_hand_overs()
 
-    async def stop_publishing(self) -> None:
+    async def _stop_publishing(self) -> None:
         """Refuse every later publish, and wait for those under way."""
         self._is_stopped = True
         await self._publishing.end()
 
-    def closed(self, failure: Exception | None = None) -> None:
+    def _closed(self, failure: Exception | None = None) -> None:
         """Wake all that wait for something: the topic was closed or deleted, or its close failed."""
         self._is_stopped = True
-        self.failure = failure
+        self._failure = failure
         for subscription in self._subscriptions.values():
-            subscription.closed()
+            subscription._closed()
 
     async def _publish(self, requests: Sequence[_Request]) -> None:
         """Publish requests together; one by one if one of them is refused."""
@@ -421,7 +455,7 @@ class AsyncTopic:
         try:
             async with self.alone:
                 publication = await self._prepare(messages)
-            appended = await self.workers.appends.ask(publication)
+            appended = await self._workers.appends.ask(publication)
             async with self.alone:
                 outcome = publication.finish(appended)
         except AckStateError:
@@ -446,11 +480,11 @@ class AsyncTopic:
         prepare = partial(self.topic.prepare, messages, now_ms=now_ms)
         if self.topic.prepares_at_once(len(messages), now_ms=now_ms):
             return prepare()
-        return await self.workers.run(prepare)
+        return await self._workers.run(prepare)
 
 
 @final
-class AsyncSubscription(CursorListener):
+class AsyncSubscription:
     """A subscription whose calls are awaited. Opened by `AsyncTopic.subscribe`; to be used in one event loop.
 
     Each method does the same as that of `Subscription`, at the time of the clock, and raises the same errors. A call
@@ -470,7 +504,7 @@ class AsyncSubscription(CursorListener):
         self._fenced: CursorFencedError | None = None
         self._hand_overs: set[asyncio.Task[None]] = set()
         self._calling = asyncio.Lock()  # held while `hand_over` runs in a thread
-        subscription.cursor.add_listener(self)
+        subscription.cursor.add_listener(_Persisted(self))
         self._dead_letters = subscription._hand_over_by(self._begin_hand_over)
 
     async def next_round(self) -> DispatchRound:
@@ -497,22 +531,32 @@ class AsyncSubscription(CursorListener):
     async def ack(self, position: Position) -> Receipt:
         """Ack one entry; see `Subscription.ack`."""
         async with self._topic.alone:
-            return self.subscription.ack(position, now_ms=self._topic.clock())
+            return self.subscription.ack(position)
 
     async def ack_many(self, positions: Sequence[Position]) -> Receipt:
         """Ack a list of entries, all or none; see `Subscription.ack_many`."""
         async with self._topic.alone:
-            return self.subscription.ack_many(positions, now_ms=self._topic.clock())
+            return self.subscription.ack_many(positions)
 
     async def ack_batch(self, position: Position, unacked_words: Iterable[int]) -> Receipt:
         """Ack messages of a batch; see `Subscription.ack_batch`."""
         async with self._topic.alone:
-            return self.subscription.ack_batch(position, unacked_words, now_ms=self._topic.clock())
+            return self.subscription.ack_batch(position, unacked_words)
 
     async def ack_cumulative(self, position: Position, *, properties: Mapping[str, int] | None = None) -> Receipt:
         """Ack everything up to a position; see `Subscription.ack_cumulative`."""
         async with self._topic.alone:
-            return self.subscription.ack_cumulative(position, properties=properties, now_ms=self._topic.clock())
+            return self.subscription.ack_cumulative(position, properties=properties)
+
+    async def skip(self, count: int) -> Receipt:
+        """Ack the next entries; see `Subscription.skip`."""
+        async with self._topic.alone:
+            return self.subscription.skip(count)
+
+    async def clear_backlog(self) -> Receipt:
+        """Ack all messages of the log; see `Subscription.clear_backlog`."""
+        async with self._topic.alone:
+            return self.subscription.clear_backlog()
 
     async def durable(self, receipt: Receipt) -> None:
         """Wait until an ack survives a crash; see `ManagedCursor.durable`.
@@ -533,23 +577,23 @@ class AsyncSubscription(CursorListener):
                 raise copy(self._fenced)
             self._check_open()
             self._persisted.clear()
-            self._topic.waiting.add(self._persisted)
+            self._topic._waiting.add(self._persisted)
             await self._persisted.wait()
 
     async def nack(self, position: Position, *, delay_ms: int = 0) -> bool:
         """Give a message back; see `Subscription.nack`."""
         async with self._topic.alone:
-            return self.subscription.nack(position, delay_ms=delay_ms, now_ms=self._topic.clock())
+            return self.subscription.nack(position, delay_ms=delay_ms)
 
     async def nack_many(self, positions: Iterable[Position], *, delay_ms: int = 0) -> int:
         """Give messages back; see `Subscription.nack_many`."""
         async with self._topic.alone:
-            return self.subscription.nack_many(positions, delay_ms=delay_ms, now_ms=self._topic.clock())
+            return self.subscription.nack_many(positions, delay_ms=delay_ms)
 
     async def redeliver_all(self, consumer: str) -> int:
         """Give all messages of a consumer back; see `Subscription.redeliver_all`."""
         async with self._topic.alone:
-            return self.subscription.redeliver_all(consumer, now_ms=self._topic.clock())
+            return self.subscription.redeliver_all(consumer)
 
     async def consumer_opened(self, consumer: str, *, priority: int = 0, permits: int = 0) -> None:
         """Open a consumer; see `Subscription.consumer_opened`."""
@@ -559,39 +603,56 @@ class AsyncSubscription(CursorListener):
     async def consumer_closed(self, consumer: str) -> int:
         """Close a consumer; see `Subscription.consumer_closed`."""
         async with self._topic.alone:
-            return self.subscription.consumer_closed(consumer, now_ms=self._topic.clock())
+            return self.subscription.consumer_closed(consumer)
 
     async def add_permits(self, consumer: str, count: int) -> None:
         """Allow a consumer to receive more messages; see `Subscription.add_permits`."""
         async with self._topic.alone:
             self.subscription.add_permits(consumer, count)
 
-    async def seek(self, position: Position | Start | StartTime) -> PersistResult:
+    async def seek(self, position: Position | Start | StartTime | str) -> PersistResult:
         """Restart at a position, an end of the log, or a time; see `Subscription.seek`."""
-        return await self._topic.call(self.subscription.seek, position, now_ms=self._topic.clock())
+        return await self._topic.call(self.subscription.seek, position)
+
+    async def change_limits(self, limits: GateLimits) -> None:
+        """Put other limits in force; see `Subscription.change_limits`."""
+        async with self._topic.alone:
+            self.subscription.change_limits(limits)
+
+    async def stats(self) -> DispatchStats:
+        """Return the numbers of the subscription and its cursor; see `Subscription.stats`."""
+        async with self._topic.alone:
+            return self.subscription.stats()
+
+    async def why_blocked(self, *, top: int = 3) -> tuple[BlockReason, ...]:
+        """Return the rules that keep new messages back; see `Subscription.why_blocked`."""
+        return await self._topic.call(self.subscription.why_blocked, top=top)
+
+    async def explain_holes(self, top: int = 10) -> list[HoleReport]:
+        """Explain the costliest ack holes; see `Subscription.explain_holes`."""
+        return await self._topic.call(self.subscription.explain_holes, top)
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """How many acked messages a crash would redeliver now; see `ManagedCursor.redelivery_if_crashed`."""
+        return self.subscription.cursor.redelivery_if_crashed
 
     async def close(self) -> PersistResult | None:
         """Persist everything and close; see `Subscription.close`. After an error or a cancelled call, close again."""
         if self.subscription.cursor.view.is_closed:
             return None
-        await self.end_hand_overs()
-        async with self._topic.workers.persisting:  # as `AsyncTopic.unsubscribe`
-            return await self._topic.call(self.subscription.close, now_ms=self._topic.clock())
+        await self._end_hand_overs()
+        async with self._topic._workers.persisting:  # as `AsyncTopic.unsubscribe`
+            return await self._topic.call(self.subscription.close)
 
-    def closed(self) -> None:
+    def _closed(self) -> None:
         """Wake all that wait for something: the subscription was closed or deleted, or that has failed."""
         self._may_send.set()
         self._persisted.set()
         for each in self._hand_overs:
             each.cancel()
 
-    def persisted(self, outcome: PersistResult | AckStateError) -> None:
-        """Wake those that wait for an ack to be durable; called by the thread that persists."""
-        if isinstance(outcome, CursorFencedError):
-            self._fenced = outcome
-        self._call_soon(self._persisted.set)
-
-    async def end_hand_overs(self) -> None:
+    async def _end_hand_overs(self) -> None:
         """Wait until dead letters under way are published and acked; call others off, which may take any time."""
         if self._dead_letters is not None and self._dead_letters.topic is None:
             for each in self._hand_overs:
@@ -603,12 +664,12 @@ class AsyncSubscription(CursorListener):
         sent: list[DispatchRound] = []
 
         def dispatch() -> None:
-            sent.append(self.subscription.dispatch_all(now_ms=self._topic.clock(), waiter=self._wake))
+            sent.append(self.subscription.dispatch_all(waiter=self._wake))
 
         async with self._topic.alone:
             self._check_open()
             try:
-                await self._topic.workers.run(dispatch)
+                await self._topic._workers.run(dispatch)
             except asyncio.CancelledError:
                 if sent:
                     self.subscription._take_back_round()
@@ -617,8 +678,8 @@ class AsyncSubscription(CursorListener):
 
     def _check_open(self) -> None:
         self.subscription.cursor.check_open()
-        if self._topic.failure is not None:
-            raise copy(self._topic.failure)
+        if self._topic._failure is not None:
+            raise copy(self._topic._failure)
 
     def _begin_hand_over(self, delivery: Delivery) -> None:
         """Hand a dead letter over in a task of its own; called by the thread that dispatches."""
@@ -639,7 +700,7 @@ class AsyncSubscription(CursorListener):
         try:
             await self._pass_on(delivery)
             ended = self.subscription._hand_over_ended
-            await finished(self._topic.call(ended, delivery, now_ms=self._topic.clock()))
+            await finished(self._topic.call(ended, delivery))
         except Exception as error:
             if not self.subscription.cursor.view.is_closed:
                 _LOG.warning(
@@ -651,7 +712,7 @@ class AsyncSubscription(CursorListener):
         policy = self._dead_letters
         assert policy is not None
         if policy.topic is not None:
-            topic = await self._topic.topics.open(policy.topic)
+            topic = await self._topic._topics.open(policy.topic)
             await topic.publish([dead_letter(delivery, topic=self._topic.name, subscription=self._name)])
         elif iscoroutinefunction(policy.hand_over):
             await policy.hand_over(delivery)
@@ -670,3 +731,17 @@ class AsyncSubscription(CursorListener):
         """Call a function in the loop, from any thread."""
         with suppress(RuntimeError):  # The loop is closed: no one waits.
             self._loop.call_soon_threadsafe(call)
+
+
+@final
+class _Persisted(CursorListener):
+    """Wakes those that wait for an ack of a subscription to be durable; called by the thread that persists."""
+
+    def __init__(self, subscription: AsyncSubscription) -> None:
+        self._subscription = subscription
+
+    def persisted(self, outcome: PersistResult | AckStateError) -> None:
+        """Note that another owner has the cursor, and wake all."""
+        if isinstance(outcome, CursorFencedError):
+            self._subscription._fenced = outcome
+        self._subscription._call_soon(self._subscription._persisted.set)

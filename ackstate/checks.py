@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from enum import Enum
+
+    _E = TypeVar("_E", bound=Enum)
 
 INT_MAX = 2**31 - 1  # Java's Integer.MAX_VALUE
 LONG_MAX = 2**63 - 1
@@ -22,6 +25,26 @@ def integer(name: str, number: int) -> int:
     except TypeError:
         pass
     raise TypeError(f"{name} must be an integer, got {number!r}")
+
+
+def present(now_ms: int | None, clock: Callable[[], int]) -> int:
+    """Return the time that a call gave or, if it gave none, that of the clock."""
+    if type(now_ms) is int:
+        return now_ms
+    return integer("the time of the clock", clock()) if now_ms is None else integer("now_ms", now_ms)
+
+
+def member(name: str, value: object, kind: type[_E]) -> _E:
+    """Return a member of an enumeration, given as one or by its name or value, in any case."""
+    if isinstance(value, kind):
+        return value
+    names = [each.name.lower() for each in kind]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a {kind.__name__}, or one of {', '.join(names)}; got {value!r}")
+    for each in kind:
+        if value.lower() in (each.name.lower(), str(each.value).lower()):
+            return each
+    raise ValueError(f"{name} must be one of {', '.join(names)}; got {value!r}{did_you_mean(value.lower(), names)}")
 
 
 def check_count(name: str, value: object, *, least: int) -> None:

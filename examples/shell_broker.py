@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from contextlib import closing, suppress
 
-from ackstate import AckStateError, ManagedCursor, Message, Position, SqliteStore, Subscription
-from ackstate.topic import MessageLog
+from ackstate import AckStateError, Message, Position, SqliteStore, Subscription, Topics
 
 
 class ShellBroker:
     """Every event wakes every connection, and each then dispatches from its subscription."""
 
     def __init__(self, path: str) -> None:
-        self.store = SqliteStore(path)
-        self.log = MessageLog.open(self.store, topic="orders")
-        self.subscriptions: dict[str, Subscription] = {}
+        self.topics = Topics(SqliteStore(path))
+        self.topic = self.topics.open("orders")
         self.connections: dict[str, Subscription | None] = {}  # None until it says `sub`.
         self.blocked: set[str] = set()  # Connections that a limit will wake when it opens.
 
@@ -45,9 +42,8 @@ class ShellBroker:
             while idle_ticks < idle_s * 10:
                 await asyncio.sleep(0.1)
                 idle_ticks = 0 if self.connections else idle_ticks + 1
-                for subscription in self.subscriptions.values():
-                    subscription.cursor.tick(now_ms=now_ms())
-        self.store.close()
+                self.topics.tick()
+        self.topics.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it ends: execute its lines, and send it as many messages as the limits allow."""
@@ -62,12 +58,12 @@ class ShellBroker:
                     reading = asyncio.create_task(reader.readline())
                     self.wake_all()
                 if mine := self.connections[name]:
-                    for position, message, count, *_ in mine.dispatch(name, 1_000_000, now_ms=now_ms()):
+                    for position, message, count, *_ in mine.dispatch(name, 1_000_000):
                         writer.write(f"msg {position} {count} {message.payload.decode()}\n".encode())
                     if name not in self.blocked and any(each.consumer in {"", name} for each in mine.why_blocked()):
                         self.blocked.add(name)
                         mine.when_open(lambda: loop.call_soon_threadsafe(self.wake_all, name), name)
-                wait_s = mine and mine.next_wake_ms and max(mine.next_wake_ms - now_ms(), 10) / 1_000
+                wait_s = mine and mine.next_wake_ms and max(mine.next_wake_ms - self.topics.clock(), 10) / 1_000
                 await asyncio.wait({reading, self.changed}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         reading.cancel()
         if mine := self.connections.pop(name):
@@ -79,34 +75,23 @@ class ShellBroker:
         try:
             match words, self.connections[name]:
                 case ["pub", *text], _:
-                    return f"ok {self.log.publish([Message(' '.join(text).encode(), publish_time_ms=now_ms())])[0]}"
+                    return f"ok {self.topic.publish([Message(' '.join(text).encode())])[0]}"
                 case ["sub", subscription], None:
-                    self.connections[name] = self.subscriptions.get(subscription) or self.open(subscription)
+                    self.connections[name] = self.topic.subscribe(subscription, start="earliest")
                     return f"ok {name}"
                 case ["ack", position], Subscription() as mine:
-                    return f"ok {mine.ack(Position.parse(position), now_ms=now_ms()).newly_acked}"
+                    return f"ok {mine.ack(Position.parse(position)).newly_acked}"
                 case ["nack", position, ms], Subscription() as mine:
-                    return f"ok {mine.nack(Position.parse(position), delay_ms=int(ms), now_ms=now_ms())}"
+                    return f"ok {mine.nack(Position.parse(position), delay_ms=int(ms))}"
         except (AckStateError, ValueError) as error:
             return f"error {error}"
         return "error expected pub TEXT, or sub NAME and then ack POSITION, nack POSITION DELAY_MS"
-
-    def open(self, name: str) -> Subscription:
-        """Open a subscription: a stored one continues at its state, a new one starts at the first message."""
-        log, now = self.log, now_ms()
-        cursor = ManagedCursor.open(self.store, topic="orders", subscription=name, ledgers=log.ledgers, now_ms=now)
-        return self.subscriptions.setdefault(name, Subscription(log, cursor))
 
     def wake_all(self, opened: str = "") -> None:
         """Wake every connection; `opened` is one for which a limit has opened."""
         self.blocked.discard(opened)
         self.changed.set_result(b"")
         self.changed = asyncio.Future()
-
-
-def now_ms() -> int:
-    """Return the present, because the library has no clock of its own."""
-    return time.time_ns() // 1_000_000
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.checks import check_count
+from ackstate.checks import check_count, member
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import INTERNAL_PREFIX, Repair, reopened
 from ackstate.cursor.journal import Journal, cursor_path
@@ -132,7 +132,7 @@ class ManagedCursor:
         subscription: str,
         ledgers: LedgerMap,
         config: CursorConfig | None = None,
-        repair: Repair = Repair.NONE,
+        repair: Repair | str = Repair.NONE,
         start: Position | None = None,
         properties: Mapping[str, str] | None = None,
         now_ms: int,
@@ -155,8 +155,9 @@ class ManagedCursor:
             StoreError: The storage failed.
         """
         opening = CursorOpening(
-            topic=topic, subscription=subscription, ledgers=ledgers, config=config or _DEFAULTS, repair=repair,
-            start=start, properties=properties or {},
+            topic=topic, subscription=subscription, ledgers=ledgers, config=config or _DEFAULTS,
+            repair=repair if type(repair) is Repair else member("repair", repair, Repair), start=start,
+            properties=properties or {},
         )  # fmt: skip
         return cls._open(store, opening, now_ms=now_ms)
 

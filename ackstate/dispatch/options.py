@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.checks import check_count, integer
+from ackstate.checks import check_count, integer, member
 from ackstate.cursor import ManagedCursor
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.limits import DispatchGate
@@ -86,6 +86,17 @@ class StartTime(NamedTuple):
     time_ms: int
 
 
+def checked_start(name: str, start: Start | StartTime | Position | str) -> Start | StartTime | Position:
+    """Return a start that may be an end of the log by its name, in any case."""
+    if isinstance(start, StartTime):
+        return StartTime(integer("time_ms", start.time_ms))
+    if isinstance(start, Start | str):
+        return member(name, start, Start)
+    if not isinstance(start, tuple):
+        raise TypeError(f"{name} must be 'earliest', 'latest', a StartTime or a Position, got {start!r}")
+    return check_position(start)
+
+
 def start_position(log: ReadableLog, start: Start | StartTime | Position) -> Position:
     """Return the position that is read first. It need not be in the log: the next entry that is takes its place."""
     # A time is found by bisection, so publish times should rise along the log. Where they do not, as with producers
@@ -99,7 +110,7 @@ def start_position(log: ReadableLog, start: Start | StartTime | Position) -> Pos
     if start is Start.LATEST:
         return ledgers.next_valid(ledgers.last_confirmed)
     if isinstance(start, StartTime):
-        return _first_published(log, integer("time_ms", start.time_ms))
+        return _first_published(log, start.time_ms)
     return check_position(start)
 
 
@@ -239,16 +250,15 @@ def check_same_log(log: TopicLog, cursor: ManagedCursor) -> None:
 
 
 def check_parts(
-    kind: SubscriptionType,
+    kind: SubscriptionType | str,
     gate: DispatchGate | None,
     delays: DelayedDeliveryTracker | None,
     options: SubscriptionOptions,
     *,
     publishes: bool,
-) -> None:
-    """Refuse parts that no subscription can be made of, and those that its type would not use."""
-    if not isinstance(kind, SubscriptionType):
-        raise TypeError(f"kind must be a SubscriptionType, such as {SubscriptionType.SHARED}, got {kind!r}")
+) -> SubscriptionType:
+    """Return the type; refuse parts that no subscription can be made of, and those that its type would not use."""
+    kind = member("kind", kind, SubscriptionType)
     if gate is not None and not isinstance(gate, DispatchGate):
         raise TypeError(f"gate must be a DispatchGate, got {gate!r}")
     if delays is not None and not callable(getattr(delays, "scheduled_messages", None)):
@@ -268,3 +278,4 @@ def check_parts(
                     f"{name} must be None for a subscription of type {kind.value}, got a {type(given).__name__}: "
                     "its one consumer gets everything at once and in order"
                 )
+    return kind

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from ackstate.checks import check_count, integer
+from ackstate.checks import check_count, present
 from ackstate.cursor import CursorListener, PersistTarget
 from ackstate.dispatch.admission import Admission
 from ackstate.dispatch.consumers import Consumers, SubscriptionType
@@ -25,7 +25,14 @@ from ackstate.dispatch.explain import (
     rule_stats,
 )
 from ackstate.dispatch.messages import UnackedMessages
-from ackstate.dispatch.options import DispatchRound, SubscriptionOptions, check_parts, check_same_log, start_position
+from ackstate.dispatch.options import (
+    DispatchRound,
+    SubscriptionOptions,
+    check_parts,
+    check_same_log,
+    checked_start,
+    start_position,
+)
 from ackstate.dispatch.rounds import Dispatcher
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError
@@ -52,8 +59,8 @@ class Subscription:
     when the message is acked or given back, so no order of acks exceeds a limit. While a limit of the ack state keeps
     new messages back, messages that fill ack holes are still sent, if their acks cannot exceed it.
 
-    The subscription acts when it is called: it has no thread and no clock. A call without `now_ms` takes place at the
-    latest time that another call gave. Any number of threads may call it; it handles one call at a time. Subscriptions
+    The subscription acts when it is called: it has no thread. Any number of threads may call it; it handles one call at
+    a time. Subscriptions
     that share a delay index may be used by different threads. No call may overlap with one that publishes to the log.
     The subscription is the one watcher of its cursor.
 
@@ -68,6 +75,8 @@ class Subscription:
         options: The other settings.
         publish_dead_letter: Publishes a dead letter at a time to the topic that the options name, and returns True;
             `Topics` gives it.
+        clock: Returns the present, in milliseconds, for calls without `now_ms`; None for the latest time that another
+            call gave. `Topics` gives its own.
 
     Attributes:
         log: The topic's messages.
@@ -90,18 +99,20 @@ class Subscription:
         *,
         gate: DispatchGate | None = None,
         delays: DelayedDeliveryTracker | None = None,
-        kind: SubscriptionType = SubscriptionType.SHARED,
+        kind: SubscriptionType | str = SubscriptionType.SHARED,
         options: SubscriptionOptions | None = None,
         publish_dead_letter: Callable[[Delivery, int], bool] | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         check_same_log(log, cursor)
         options = SubscriptionOptions() if options is None else options
-        check_parts(kind, gate, delays, options, publishes=publish_dead_letter is not None)
+        kind = check_parts(kind, gate, delays, options, publishes=publish_dead_letter is not None)
         gate = gate if gate is not None or kind.is_single_active else DispatchGate(GateLimits())
         self.log = log
         self.cursor = cursor
         self.kind = kind
         self._latest_ms = cursor.opened_ms
+        self._clock = clock or (lambda: self._latest_ms)
         # Taken before any lock of the cursor.
         self._lock = threading.RLock()
         self._gate = gate
@@ -231,7 +242,7 @@ class Subscription:
         """
         check_count("top", top, least=0)
         with self._lock:
-            report = partial(self._report_hole, now_ms=self._present(now_ms))
+            report = partial(self._report_hole, now_ms=present(now_ms, self._clock))
             is_delayed = self._messages.delayed.fills
             return explain_blocks(self._admission, report, is_delayed, consumers=self._consumers.names, top=top)
 
@@ -246,7 +257,7 @@ class Subscription:
         """
         check_count("top", top, least=0)
         with self._lock:
-            now_ms = self._present(now_ms)
+            now_ms = present(now_ms, self._clock)
             return [self._report_hole(hole, now_ms=now_ms) for hole in costliest(self.cursor.view.holes(), top)]
 
     def check_invariants(self) -> None:
@@ -293,7 +304,7 @@ class Subscription:
         The messages of a batch count one by one. A consumer that is not open has none.
         """
         with self._lock:
-            now_ms = self._at(self._present(now_ms))
+            now_ms = self._at(now_ms)
             self._dispatcher.hole_turns.pop(consumer, None)
             self._consumers.close(consumer)
             orphaned = self._messages.give_back(self._deliveries.of(consumer), HoleReason.OWNER_GONE)
@@ -329,7 +340,7 @@ class Subscription:
             if had_none and permits.of(consumer) > 0:
                 self._waiter.wake()
 
-    def dispatch(self, consumer: str, max_messages: int, *, now_ms: int) -> list[Delivery]:
+    def dispatch(self, consumer: str, max_messages: int, *, now_ms: int | None = None) -> list[Delivery]:
         """Send messages to a consumer: redeliveries and due messages first, then unread ones.
 
         Args:
@@ -349,8 +360,8 @@ class Subscription:
             StoreError: The log could not be read; nothing was sent, and the messages will be dispatched later.
         """
         check_count("max_messages", max_messages, least=0)
-        now_ms = integer("now_ms", now_ms)
         with self._lock:
+            now_ms = present(now_ms, self._clock)
             self.cursor.check_open()
             self.log.sole_use.check()
             self._open_unknown(consumer)
@@ -369,7 +380,7 @@ class Subscription:
                 self._waiter.room_made()  # The reader can read further ahead for the others.
             return batch.deliveries
 
-    def dispatch_all(self, *, now_ms: int, waiter: Callable[[], object] | None = None) -> DispatchRound:
+    def dispatch_all(self, *, now_ms: int | None = None, waiter: Callable[[], object] | None = None) -> DispatchRound:
         """Send messages to all consumers with permits, and call a waiter when another round may send more.
 
         - Shared: to the consumers of the lowest `priority` number until they have no permits or are at their own
@@ -401,10 +412,10 @@ class Subscription:
 
         Complexity: O(consumers with permits + sent messages).
         """
-        now_ms = integer("now_ms", now_ms)
         if waiter is not None and not callable(waiter):
             raise TypeError(f"waiter must be callable, got {waiter!r}")
         with self._lock:
+            now_ms = present(now_ms, self._clock)
             self.cursor.check_open()
             self.log.sole_use.check()
             self._latest_ms = now_ms
@@ -438,7 +449,7 @@ class Subscription:
 
     # Acks
 
-    def ack(self, position: Position, *, now_ms: int) -> Receipt:
+    def ack(self, position: Position, *, now_ms: int | None = None) -> Receipt:
         """Ack one entry.
 
         Raises:
@@ -448,7 +459,7 @@ class Subscription:
         with self._lock:
             if type(position) is not Position:
                 position = check_position(position)
-            self._latest_ms = now_ms if type(now_ms) is int else integer("now_ms", now_ms)
+            self._latest_ms = now_ms = now_ms if type(now_ms) is int else self._at(now_ms)
             sent = self._deliveries.get(position)
             if self._gate is None or (sent is not None and sent.is_covered):
                 receipt = self.cursor.ack(position, now_ms=now_ms)
@@ -458,7 +469,7 @@ class Subscription:
             self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
-    def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
+    def ack_many(self, positions: Sequence[Position], *, now_ms: int | None = None) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
 
         Raises:
@@ -475,7 +486,7 @@ class Subscription:
             self._messages.acked_all(positions, entries, receipt.newly_acked, now_ms=now_ms)
             return receipt
 
-    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int) -> Receipt:
+    def ack_batch(self, position: Position, unacked_words: Iterable[int], *, now_ms: int | None = None) -> Receipt:
         """Ack messages of an entry that is a batch; the last one acks the entry.
 
         Raises:
@@ -494,7 +505,7 @@ class Subscription:
             return receipt
 
     def ack_cumulative(
-        self, position: Position, *, now_ms: int, properties: Mapping[str, int] | None = None
+        self, position: Position, *, now_ms: int | None = None, properties: Mapping[str, int] | None = None
     ) -> Receipt:
         """Ack every message up to a position, included, whichever consumer has it.
 
@@ -508,7 +519,7 @@ class Subscription:
             receipt = self.cursor.mark_delete(position, now_ms=now_ms, properties=properties)
             return self._acked_up_to_mark_delete(receipt, now_ms=now_ms)
 
-    def skip(self, count: int, *, now_ms: int) -> Receipt:
+    def skip(self, count: int, *, now_ms: int | None = None) -> Receipt:
         """Ack the next `count` entries after the mark-delete position, in flight or not.
 
         Raises:
@@ -519,7 +530,7 @@ class Subscription:
             receipt = self.cursor.skip(count, now_ms=now_ms)
             return self._acked_up_to_mark_delete(receipt, now_ms=now_ms)
 
-    def clear_backlog(self, *, now_ms: int) -> Receipt:
+    def clear_backlog(self, *, now_ms: int | None = None) -> Receipt:
         """Ack all messages of the log, delayed ones too.
 
         Raises:
@@ -565,7 +576,7 @@ class Subscription:
         positions = checked_positions(positions)
         check_count("delay_ms", delay_ms, least=0)
         with self._lock:
-            now_ms = self._at(self._present(now_ms))
+            now_ms = self._at(now_ms)
             self._messages.waiting.follow_clock(now_ms=now_ms)
             deliveries = self._deliveries
             if self._consumers.is_single_active:
@@ -573,7 +584,7 @@ class Subscription:
                 positions = [] if lowest is None else list(deliveries.in_order().at_least(lowest))
             return self._nacked(positions, until_ms=now_ms + delay_ms if delay_ms else 0, now_ms=now_ms)
 
-    def redeliver_all(self, consumer: str, *, now_ms: int) -> int:
+    def redeliver_all(self, consumer: str, *, now_ms: int | None = None) -> int:
         """Give back all unacked messages of a consumer, to be delivered again at once.
 
         With Exclusive and Failover they are sent in order, before all others. The consumer stays open, and its permits
@@ -592,8 +603,10 @@ class Subscription:
             self._messages.waiting.follow_clock(now_ms=now_ms)
             return self._nacked(self._deliveries.of(consumer), until_ms=0, now_ms=now_ms)
 
-    def seek(self, position: Position | Start | StartTime, *, now_ms: int) -> PersistResult:
+    def seek(self, position: Position | Start | StartTime | str, *, now_ms: int | None = None) -> PersistResult:
         """Restart at a position, an end of the log, or a time: from there on, nothing is acked or in flight any more.
+
+        An end may be given by its name, ``"earliest"`` or ``"latest"``.
 
         The properties of the cursor stay, those of its mark-delete do not; see `ManagedCursor.reset`.
 
@@ -602,21 +615,21 @@ class Subscription:
         """
         with self._lock:
             now_ms = self._at(now_ms)
-            result = self.cursor.reset(start_position(self.log, position), now_ms=now_ms)
+            result = self.cursor.reset(start_position(self.log, checked_start("position", position)), now_ms=now_ms)
             self._messages.clear()
             self._dispatcher.begun.clear()
             self._admission.persisted(None, now_ms=now_ms)
             self._waiter.wake()
             return result
 
-    def close(self, *, now_ms: int) -> PersistResult | None:
+    def close(self, *, now_ms: int | None = None) -> PersistResult | None:
         """Persist everything, close the cursor and the delay tracker, and call all waiters; closing twice does nothing.
 
         Raises:
             As `ManagedCursor.close`; the subscription stays open then.
         """
-        now_ms = integer("now_ms", now_ms)
         with self._lock:
+            now_ms = present(now_ms, self._clock)
             result = self.cursor.close(now_ms=now_ms)
             self.cursor.remove_listener(self._listener)
             if self._gate is not None:
@@ -638,7 +651,7 @@ class Subscription:
         with self._lock:
             if self._gate is not None:
                 self._gate.change_limits(limits)
-            self._admission.observe(now_ms=self._at(self._present(now_ms)))
+            self._admission.observe(now_ms=self._at(now_ms))
 
     # For the package and the asyncio face
 
@@ -659,13 +672,13 @@ class Subscription:
             self._dispatcher.hand_over = hand_over
             return self._dispatcher.dead_letters
 
-    def _hand_over_ended(self, delivery: Delivery, *, now_ms: int) -> None:
+    def _hand_over_ended(self, delivery: Delivery) -> None:
         """Ack a dead letter that was handed over, unless a seek came since."""
         # `AckRefusedError`: the ack would exceed a limit, and the dead letter will be handed over once more.
         with self._lock:
             if self._dispatcher.begun.get(delivery.position) is delivery:
                 del self._dispatcher.begun[delivery.position]
-                self._dispatcher.handed_over(delivery, now_ms=self._at(now_ms))
+                self._dispatcher.handed_over(delivery, now_ms=self._at(None))
 
     def _hand_over_failed(self, delivery: Delivery) -> None:
         """Let a dead letter be handed over again; no-op if that has ended, or a seek came since."""
@@ -703,14 +716,10 @@ class Subscription:
         if self._waiter.wants_messages:
             self._waiter.time_comes(self._dispatcher.next_wake_ms(now_ms=self._latest_ms))
 
-    def _at(self, now_ms: int) -> int:
-        """Return the time that a call gave, and remember it as the latest."""
-        self._latest_ms = integer("now_ms", now_ms)
+    def _at(self, now_ms: int | None) -> int:
+        """Return the time that a call gave, or that of the clock, and remember it as the latest."""
+        self._latest_ms = now_ms if type(now_ms) is int else present(now_ms, self._clock)
         return self._latest_ms
-
-    def _present(self, now_ms: int | None) -> int:
-        """Return the time that a call gave or, if it gave none, the latest."""
-        return self._latest_ms if now_ms is None else integer("now_ms", now_ms)
 
 
 @final

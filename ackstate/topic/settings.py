@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,11 @@ from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def wall_clock() -> int:
+    """Return the present, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

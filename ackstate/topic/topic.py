@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack, final
 
-from ackstate.checks import integer
+from ackstate.checks import member, present
 from ackstate.cursor.cursor import CursorOpening, open_cursors
 from ackstate.cursor.formats import INTERNAL_PREFIX, Repair
 from ackstate.cursor.journal import cursor_path, delete_cursor
@@ -19,7 +19,15 @@ from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
 from ackstate.dispatch.consumers import SubscriptionType
-from ackstate.dispatch.options import Start, StartTime, SubscriptionOptions, check_parts, dead_letter, start_position
+from ackstate.dispatch.options import (
+    Start,
+    StartTime,
+    SubscriptionOptions,
+    check_parts,
+    checked_start,
+    dead_letter,
+    start_position,
+)
 from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
 from ackstate.limits.gate import DispatchGate
@@ -27,7 +35,7 @@ from ackstate.stores.base import StoreError, call_each
 from ackstate.topic.log import LogOwnership, MessageLog, log_owner, log_path
 from ackstate.topic.publish import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
-from ackstate.topic.settings import TopicSettings, delay_config, delay_policies, subscription_settings
+from ackstate.topic.settings import TopicSettings, delay_config, delay_policies, subscription_settings, wall_clock
 from ackstate.topic.subscriptions import (
     TYPE_PROPERTY,
     check_type,
@@ -63,12 +71,12 @@ _LOG = logging.getLogger("ackstate.topic")
 class RequestedFields(TypedDict, total=False):
     """The fields of a `SubscriptionRequest`, for functions that take them as named arguments."""
 
-    start: Start | StartTime | Position
-    kind: SubscriptionType | None
+    start: Start | StartTime | Position | str
+    kind: SubscriptionType | str | None
     limits: GateLimits | None
     options: SubscriptionOptions | None
     properties: Mapping[str, str] | None
-    repair: Repair
+    repair: Repair | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +85,19 @@ class SubscriptionRequest:
 
     Attributes:
         name: The name of the subscription, not empty.
-        start: The first message that a new subscription reads; a stored one continues where it is.
+        start: The first message that a new subscription reads, as for `Subscription.seek`; a stored one continues
+            where it is.
         kind: The type; None for the stored one, Shared for a new one.
         limits: Those of this subscription; None for those of the topic. Exclusive and Failover have none.
         options: Likewise.
         properties: The application's properties of a new subscription.
         repair: Used if the stored subscription cannot be read, as for `ManagedCursor.open`.
 
+    Start, type and repair may be given by their names, such as ``"earliest"`` or ``"key_shared"``.
+
     Raises:
-        TypeError: The type is no `SubscriptionType`.
+        TypeError: One of these is of another type.
+        ValueError: One has an unknown name.
     """
 
     name: str
@@ -97,13 +109,16 @@ class SubscriptionRequest:
     repair: Repair = Repair.NONE
 
     def __post_init__(self) -> None:
+        # A frozen object sets its fields so.
+        object.__setattr__(self, "start", checked_start("start", self.start))
+        object.__setattr__(self, "repair", member("repair", self.repair, Repair))
         if self.kind is not None:
-            check_parts(self.kind, None, None, SubscriptionOptions(), publishes=False)
+            object.__setattr__(self, "kind", member("kind", self.kind, SubscriptionType))
 
 
 @final
 class Topic:
-    """One topic, opened by `open`. It has no thread and no clock, and its parts may be used on their own.
+    """One topic, opened by `open`. It has no thread, and its parts may be used on their own.
 
     Its methods are for one thread at a time, and none of them may overlap with a call of one of its subscriptions;
     `tick` and `next_wake_ms` may. Subscriptions may be used in parallel, as without a topic.
@@ -126,6 +141,7 @@ class Topic:
         delays: TopicDelayIndex | BucketedDelayIndex | None,
         *,
         now_ms: int,
+        clock: Callable[[], int],
     ) -> None:
         self.name = log.topic
         self.store = log.store
@@ -141,7 +157,9 @@ class Topic:
         self.cursors: list[tuple[tuple[str, str], ManagedCursor]] = []
         self._publish_elsewhere: Callable[[str, Message, int], object] | None = None
         """Publishes a dead letter to another topic, at a time; None without `Topics`."""
+        self.clock = clock
         self._latest_ms = now_ms
+        self._given_ms: int | None = now_ms  # by the last call, for the end of `with`
         self._ledger_seen = log.ledgers.current_ledger_id, now_ms  # the open ledger, and when it was seen first
         self._trim_attempt: tuple[int, ...] | None = None
         # As they were read last, and when; None if one was opened, closed or deleted since.
@@ -151,7 +169,15 @@ class Topic:
         return f"<Topic {self.name} in {self.store!r}>"
 
     @classmethod
-    def open(cls, store: Store, name: str, *, settings: TopicSettings | None = None, now_ms: int) -> Topic:
+    def open(
+        cls,
+        store: Store,
+        name: str,
+        *,
+        settings: TopicSettings | None = None,
+        now_ms: int | None = None,
+        clock: Callable[[], int] = wall_clock,
+    ) -> Topic:
         """Open a topic and take it over from its owner, or create it. Its subscriptions are opened by `subscribe`.
 
         Args:
@@ -159,7 +185,8 @@ class Topic:
             name: The name of the topic, any text but an empty one. Policies apply to names like
                 ``persistent://public/default/orders``.
             settings: None for the defaults.
-            now_ms: The present.
+            now_ms: The present, in milliseconds; None for that of the clock, here and in every other call.
+            clock: As for `Topics`.
 
         Raises:
             TypeError: An argument is of another type.
@@ -168,13 +195,13 @@ class Topic:
         settings = TopicSettings() if settings is None else settings
         if not isinstance(settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
-        now_ms = integer("now_ms", now_ms)
+        now_ms = present(now_ms, clock)
         config = delay_config(settings, name)
         log = MessageLog.open(
             store, topic=name, entries_per_ledger_max=settings.entries_per_ledger_max,
             bytes_per_ledger_max=settings.bytes_per_ledger_max, now_ms=now_ms,
         )  # fmt: skip
-        return cls(log, settings, _open_delays(log, config, now_ms=now_ms), now_ms=now_ms)
+        return cls(log, settings, _open_delays(log, config, now_ms=now_ms), now_ms=now_ms, clock=clock)
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -188,25 +215,23 @@ class Topic:
         """Return the open subscriptions, by name; any thread may call this, at any time."""
         return self._subscriptions.copy()
 
-    def publish(self, messages: Sequence[Message], *, now_ms: int) -> list[Position]:
+    def publish(self, messages: Sequence[Message], *, now_ms: int | None = None) -> list[Position]:
         """Append messages with one sync, all or nothing, and return their positions in order.
 
         Args:
             messages: Those without a publish time are published at `now_ms`.
-            now_ms: The present, from which the retention counts the age of the ledger.
+            now_ms: The present, from which the retention counts the age of the ledger; None for the clock's.
 
         Raises:
             TopicClosedError: The topic is closed.
             BacklogQuotaExceededError: The backlog is above its limit, and the retention has messages refused then.
             As `TopicPublisher.publish`.
         """
-        self._before_publish(now_ms=now_ms)
-        return self.publisher.publish(messages, now_ms=now_ms)
+        return self.publisher.publish(messages, now_ms=self._before_publish(now_ms=now_ms))
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None) -> Publication:
         """Return messages for `publish_all`; errors as `publish`, and nothing is stored."""
-        self._before_publish(now_ms=now_ms)
-        return self.publisher.prepare(messages, now_ms=now_ms)
+        return self.publisher.prepare(messages, now_ms=self._before_publish(now_ms=now_ms))
 
     def prepares_at_once(self, count: int, *, now_ms: int) -> bool:
         """Return whether `prepare` of a number of messages waits for no disk."""
@@ -214,12 +239,14 @@ class Topic:
         reads = settings.policies is not None or settings.retention.refuses_publish
         return not reads and not self._is_ledger_old(now_ms=now_ms) and self.log.has_room_for(count)
 
-    def _before_publish(self, *, now_ms: int | None) -> None:
-        if self._is_ledger_old(now_ms=self._at(now_ms)):
+    def _before_publish(self, *, now_ms: int | None) -> int:
+        now_ms = self._at(now_ms)
+        if self._is_ledger_old(now_ms=now_ms):
             self.log.end_ledger()
         if self.settings.retention.refuses_publish and self._is_backlog_exceeded():
             # The store decides: a subscription may have been deleted, or acked more, without this topic.
             self.backlog_report().check(self.name)
+        return now_ms
 
     def _is_ledger_old(self, *, now_ms: int) -> bool:
         """Return whether a publish ends the open ledger for its age. A clock that went back by as much counts, too."""
@@ -242,7 +269,7 @@ class Topic:
         }
         return is_backlog_exceeded(log, limit, (found | of_open).values())
 
-    def subscribe(self, name: str, *, now_ms: int, **wanted: Unpack[RequestedFields]) -> Subscription:
+    def subscribe(self, name: str, *, now_ms: int | None = None, **wanted: Unpack[RequestedFields]) -> Subscription:
         """Open a subscription where it is stored, or create it; return the same object if it is open already.
 
         A new subscription is durable when this returns, with its start, its type and its properties.
@@ -260,13 +287,14 @@ class Topic:
             TypeError, ValueError: An argument is of another type or out of range.
             As `ManagedCursor.open` and `start_position`.
         """
-        (outcome,) = subscribe_all([(self, SubscriptionRequest(name, **wanted))], now_ms=now_ms)
+        request = SubscriptionRequest(name, **wanted)  # type: ignore[arg-type] # which replaces names by members
+        (outcome,) = subscribe_all([(self, request)], now_ms=present(now_ms, self.clock))
         if isinstance(outcome, AckStateError):
             raise outcome
         return outcome
 
     def subscribe_all(
-        self, requests: Iterable[SubscriptionRequest], *, now_ms: int, executor: Executor | None = None
+        self, requests: Iterable[SubscriptionRequest], *, now_ms: int | None = None, executor: Executor | None = None
     ) -> dict[str, Subscription | AckStateError]:
         """Open or create many subscriptions, as `subscribe` each, in threads: a store on a disk lets them share syncs.
 
@@ -342,8 +370,9 @@ class Topic:
         if self._publish_elsewhere is not None and dead_letters is not None and dead_letters.topic is not None:
             publish = partial(self._publish_dead_letter, dead_letters.topic, name)
         subscription = Subscription(
-            self.log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publish
-        )
+            self.log, cursor, gate=gate, delays=view, kind=kind, options=options, publish_dead_letter=publish,
+            clock=self.clock,
+        )  # fmt: skip
         self._subscriptions[name] = subscription
         self.cursors.append(((self.name, name), cursor))
         return subscription
@@ -360,7 +389,7 @@ class Topic:
         """
         return stored_subscriptions(self.store, self.name, ledgers=self.log.ledgers)
 
-    def unsubscribe(self, name: str, *, now_ms: int) -> bool:
+    def unsubscribe(self, name: str, *, now_ms: int | None = None) -> bool:
         """Delete a subscription, open or not, with its acks; return whether there was one.
 
         If it is open, it is closed, and its waiters are called. A subscription that is opened under this name
@@ -380,7 +409,7 @@ class Topic:
             subscription.close(now_ms=now_ms)
         return is_found
 
-    def tick(self, *, now_ms: int) -> dict[str, PersistResult | AckStateError]:
+    def tick(self, *, now_ms: int | None = None) -> dict[str, PersistResult | AckStateError]:
         """Persist the subscriptions that are due, with one sync, and return the outcome of each by its name.
 
         Raises:
@@ -389,7 +418,7 @@ class Topic:
         outcomes = tick_all(self.cursors, now_ms=self._at(now_ms))
         return {name: outcome for (_, name), outcome in outcomes.items()}
 
-    def trim(self, *, now_ms: int) -> int:
+    def trim(self, *, now_ms: int | None = None) -> int:
         """Delete the ledgers that no subscription needs and the retention does not keep, and return how many left.
 
         Neither another call of the topic or a subscription nor a persist may overlap.
@@ -405,12 +434,12 @@ class Topic:
             self.delays.forget_before(self.log.ledgers.first_ledger_id)
         return count
 
-    def may_trim(self, *, now_ms: int) -> bool:
+    def may_trim(self, *, now_ms: int | None = None) -> bool:
         """Return whether `trim` may find something: a subscription left a ledger behind, or the last try is old.
 
         O(open subscriptions).
         """
-        state = self._trim_state(now_ms=now_ms)
+        state = self._trim_state(now_ms=present(now_ms, self.clock))
         return state is not None and state != self._trim_attempt
 
     def backlog_report(self) -> BacklogReport:
@@ -459,7 +488,7 @@ class Topic:
         times += [each.next_wake_ms for each in self.copy_subscriptions().values() if each.has_consumers]
         return min((time for time in times if time is not None), default=None)
 
-    def close(self, *, now_ms: int) -> None:
+    def close(self, *, now_ms: int | None = None) -> None:
         """Persist everything with one sync, and close all subscriptions; closing twice does nothing.
 
         Raises:
@@ -467,7 +496,7 @@ class Topic:
                 the topic stay open; the others are closed.
         """
         if not self.is_closed:
-            close_topics([self], now_ms=now_ms)
+            close_topics([self], now_ms=self._at(now_ms))
 
     def abandon(self, *, now_ms: int) -> None:
         """Close the topic and all subscriptions without persisting anything, as the topic was deleted."""
@@ -498,20 +527,19 @@ class Topic:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close(now_ms=self._latest_ms)
+        self.close(now_ms=self._given_ms)
 
     def _at(self, now_ms: int | None) -> int:
-        """Return the time that a call gave, and remember it as the latest; without one, return the latest."""
+        """Return the time that a call gave, or that of the clock, and remember it as the latest."""
         if self.is_closed:
             raise TopicClosedError(f"topic {self.name!r} is closed")
-        if now_ms is not None:
-            self._latest_ms = integer("now_ms", now_ms)
+        self._given_ms = now_ms
+        self._latest_ms = present(now_ms, self.clock)
         return self._latest_ms
 
 
 def close_topics(topics: Sequence[Topic], *, now_ms: int, executor: Executor | None = None) -> None:
     """Close topics of one store, with shared syncs; raise the first error, after all the others were closed."""
-    now_ms = integer("now_ms", now_ms)
     errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms, executor=executor)
     for topic in topics:
         topic._forget(now_ms=now_ms)

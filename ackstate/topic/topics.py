@@ -7,18 +7,18 @@ from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 from urllib.parse import unquote
 
-from ackstate.checks import integer
+from ackstate.checks import present
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
 from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each
 from ackstate.topic.log import MessageLog, Publication, log_owner, log_path
-from ackstate.topic.settings import TopicSettings, policy_owner
+from ackstate.topic.settings import TopicSettings, policy_owner, wall_clock
 from ackstate.topic.topic import Topic, close_topics, delete_topic, subscribe_all
 from ackstate.topic_name import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from ackstate.cursor.results import PersistResult
@@ -39,22 +39,29 @@ class Topics:
         settings: The settings of every topic; None for the defaults.
         executor: Opens many topics or subscriptions, and begins ledgers of many; None for a pool of 64 threads that
             lives for one call. No thread of it may be the caller's.
+        clock: Returns the present, in milliseconds, for calls of the topics and their subscriptions without `now_ms`.
+            Any thread may call it.
     """
 
     def __init__(
-        self, store: Store, *, settings: TopicSettings | None = None, executor: Executor | None = None
+        self,
+        store: Store,
+        *,
+        settings: TopicSettings | None = None,
+        executor: Executor | None = None,
+        clock: Callable[[], int] = wall_clock,
     ) -> None:
-        self.store, self.executor = store, executor
+        self.store, self.executor, self.clock = store, executor, clock
         self.settings = TopicSettings() if settings is None else settings
         if not isinstance(self.settings, TopicSettings):
             raise TypeError(f"settings must be a TopicSettings, got {settings!r}")
         self._topics: dict[str, Topic] = {}
-        self._latest_ms = 0
+        self._given_ms: int | None = None  # by the last call, for the end of `with`
 
     def __repr__(self) -> str:
         return f"<Topics: {len(self._topics)} open in {self.store!r}>"
 
-    def open(self, name: str, *, now_ms: int) -> Topic:
+    def open(self, name: str, *, now_ms: int | None = None) -> Topic:
         """Open a topic, or create it; return the same object if it is open already.
 
         Raises:
@@ -63,11 +70,11 @@ class Topics:
         now_ms = self._at(now_ms)
         topic = self._topics.get(name)
         if topic is None or topic.is_closed:
-            topic = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms)
+            topic = Topic.open(self.store, name, settings=self.settings, now_ms=now_ms, clock=self.clock)
             self._opened(topic)
         return topic
 
-    def open_all(self, names: Iterable[str], *, now_ms: int) -> dict[str, Topic | AckStateError]:
+    def open_all(self, names: Iterable[str], *, now_ms: int | None = None) -> dict[str, Topic | AckStateError]:
         """Open or create many topics, as `open` each, in threads: a store on a disk lets them share syncs.
 
         Returns:
@@ -82,7 +89,9 @@ class Topics:
             check_name("topic", name)
         closed = [name for name in wanted if name not in self]
         opened = call_each(
-            lambda name: Topic.open(self.store, name, settings=self.settings, now_ms=now_ms), closed, self.executor
+            lambda name: Topic.open(self.store, name, settings=self.settings, now_ms=now_ms, clock=self.clock),
+            closed,
+            self.executor,
         )
         for topic in opened:
             if isinstance(topic, Topic):
@@ -91,7 +100,7 @@ class Topics:
         return {name: outcomes[name] for name in wanted}
 
     def subscribe_all(
-        self, requests: Mapping[str, Iterable[SubscriptionRequest]], *, now_ms: int
+        self, requests: Mapping[str, Iterable[SubscriptionRequest]], *, now_ms: int | None = None
     ) -> dict[tuple[str, str], Subscription | AckStateError]:
         """Open or create subscriptions of many open topics, as `Topic.subscribe_all`.
 
@@ -150,7 +159,7 @@ class Topics:
         owning = (owner.removeprefix(prefix) for owner in owners if owner.startswith(prefix))
         return sorted({unquote(name) for name in (*self.store.metadata.children(root), *owning) if name})
 
-    def delete(self, name: str, *, now_ms: int) -> bool:
+    def delete(self, name: str, *, now_ms: int | None = None) -> bool:
         """Delete a topic, open or not, with its subscriptions, messages and policies; return whether there was one.
 
         If it is open, it and its subscriptions are closed.
@@ -169,7 +178,7 @@ class Topics:
         return is_found
 
     def publish(
-        self, messages: Mapping[str, Sequence[Message]], *, now_ms: int
+        self, messages: Mapping[str, Sequence[Message]], *, now_ms: int | None = None
     ) -> dict[str, list[Position] | AckStateError]:
         """Publish to many open topics with one sync; the messages of one topic all or none.
 
@@ -184,7 +193,7 @@ class Topics:
         outcomes = publish_all(batches, now_ms=self._at(now_ms), executor=self.executor)
         return dict(zip(messages, outcomes, strict=True))
 
-    def tick(self, *, now_ms: int) -> dict[tuple[str, str], PersistResult | AckStateError]:
+    def tick(self, *, now_ms: int | None = None) -> dict[tuple[str, str], PersistResult | AckStateError]:
         """Persist all subscriptions that are due, with one sync.
 
         Returns:
@@ -194,7 +203,7 @@ class Topics:
         cursors = chain.from_iterable(topic.cursors for topic in list(self._topics.values()))
         return tick_all(cursors, now_ms=now_ms, executor=self.executor)
 
-    def trim(self, *, now_ms: int) -> int:
+    def trim(self, *, now_ms: int | None = None) -> int:
         """Delete ledgers of all topics that need them no longer, as `Topic.trim`, and return how many.
 
         Neither another call of the topics and their subscriptions nor a persist may overlap.
@@ -222,20 +231,20 @@ class Topics:
         times = [topic.next_wake_ms for topic in list(self._topics.values())]
         return min((time for time in times if time is not None), default=None)
 
-    def close(self, *, now_ms: int) -> None:
+    def close(self, *, now_ms: int | None = None) -> None:
         """Persist everything with one sync, and close all topics; closing twice does nothing.
 
         Raises:
             As `Topic.close`, the first error; all that could be closed are closed.
         """
-        close_topics(list(self._topics.values()), now_ms=now_ms, executor=self.executor)
+        close_topics(list(self._topics.values()), now_ms=self._at(now_ms), executor=self.executor)
         self._topics.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close(now_ms=self._latest_ms)
+        self.close(now_ms=self._given_ms)
 
     def _opened(self, topic: Topic) -> None:
         topic._publish_elsewhere = lambda name, message, now_ms: self.open(name, now_ms=now_ms).publish(
@@ -243,9 +252,9 @@ class Topics:
         )
         self._topics[topic.name] = topic
 
-    def _at(self, now_ms: int) -> int:
-        self._latest_ms = integer("now_ms", now_ms)
-        return self._latest_ms
+    def _at(self, now_ms: int | None) -> int:
+        self._given_ms = now_ms
+        return present(now_ms, self.clock)
 
 
 def publish_all(

@@ -10,7 +10,6 @@ import asyncio
 import signal
 import socket
 import sys
-import time
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 _TICK_MS = 20
 
 
-def now_ms() -> int:
-    """Return the present, because the library has no clock of its own."""
-    return time.time_ns() // 1_000_000
-
-
 async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | None, admin_port: int | None) -> None:
     """Serve clients until SIGINT or SIGTERM."""
     settings = TopicSettings(
@@ -39,12 +33,12 @@ async def serve(directory: Path, *, port: int, flush_ms: int, recording: Path | 
     )
     with ExitStack() as held:
         store = held.enter_context(closing(SqliteStore(directory)))
-        topics = AsyncTopics(store, settings=settings, clock=now_ms, tick_ms=_TICK_MS)
+        topics = AsyncTopics(store, settings=settings, tick_ms=_TICK_MS)
         recorded = None if recording is None else held.enter_context(Recording(recording))
 
         def follow(subscription: Subscription, topic: str, name: str) -> None:
             if recorded is not None:
-                recorded.follow(subscription.cursor, topic=topic, subscription=name, now_ms=now_ms())
+                recorded.follow(subscription.cursor, topic=topic, subscription=name, now_ms=topics.clock())
 
         broker = Broker(topics, follow=follow)
         for number in (signal.SIGINT, signal.SIGTERM):

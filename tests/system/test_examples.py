@@ -146,10 +146,10 @@ async def acks_every_other(broker, port):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"sub billing\n")
     await reader.readline()
-    broker.subscriptions["billing"].change_limits(GateLimits(max_unpersisted_ack_record_bytes=1_024))
+    broker.topic.subscriptions["billing"].change_limits(GateLimits(max_unpersisted_ack_record_bytes=1_024))
     writer.write(b"pub text\n" * 200)
     received = []
-    while not broker.subscriptions["billing"].why_blocked():
+    while not broker.topic.subscriptions["billing"].why_blocked():
         await asyncio.sleep(0.01)
     writer.write(b"what has come so far?\n")
     while not (line := await reader.readline()).startswith(b"error"):

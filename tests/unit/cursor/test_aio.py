@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from ackstate import (
     TopicSettings,
 )
 from ackstate.aio import AsyncSubscription
-from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError
+from ackstate.limits import BrokerDelayedDelivery, DeliveryDelayExceededError, GateLimits
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import BacklogPolicy, Retention, SubscriptionRequest
 
@@ -302,6 +303,67 @@ async def test_the_end_of_a_program_also_of_a_cancelled_one_persists_all(is_canc
     assert isinstance(await answer(program), asyncio.CancelledError) is is_cancelled
     assert isinstance(await answer(waiting[1]), CursorClosedError)
     assert await unacked_after_restart(store) == [b"x"] * 2
+
+
+# What it is doing
+
+
+async def test_a_subscription_tells_what_that_of_the_topic_tells():
+    async with never_persisted(limits=GateLimits(max_unacked_messages=2)) as topics:
+        topic = await topics.open("t")
+        billing = await topic.subscribe("s")
+        await topic.publish([Message(b"x")] * 6)
+        await billing.consumer_opened("ann")
+        await billing.add_permits("ann", 9)
+        sent = await billing.next_round()
+        await billing.ack(sent.deliveries[0][1][1].position)
+        inner = billing.subscription
+        assert await billing.stats() == inner.stats()
+        assert (await billing.stats()).unacked_messages == 1
+        assert await billing.explain_holes(1) == inner.explain_holes(1)
+        assert billing.redelivery_if_crashed == 1
+        await billing.change_limits(GateLimits(max_unacked_messages=1))
+        assert await billing.why_blocked(top=1) == inner.why_blocked(top=1) != ()
+        assert (await billing.skip(2)).newly_acked == 2
+        assert (await billing.clear_backlog()).newly_acked == 3
+        assert (inner.cursor.backlog, await billing.why_blocked()) == (0, ())
+
+
+# A signal ends the program as its own end does
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_signal_ends_the_body_persists_and_the_program_goes_on(number, waits):
+    store, before = MemoryStore(), signal.getsignal(signal.SIGTERM)
+    async with AsyncTopics(store, settings=TopicSettings(cursor=UNWRITABLE)).stop_on_signals() as topics:
+        await acked_and_waiting(topics)
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        if waits:
+            await asyncio.sleep(60)
+            pytest.fail("the body went on")
+    await asyncio.sleep(0)  # the program is not cancelled
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert await unacked_after_restart(store) == [b"x"] * 2
+
+
+async def test_an_error_of_the_body_and_a_cancellation_are_not_hidden_by_a_signal():
+    async def program():
+        async with AsyncTopics(MemoryStore()).stop_on_signals():
+            signal.raise_signal(signal.SIGTERM)
+            asyncio.current_task().cancel()
+            await asyncio.sleep(60)
+
+    async def failing_program():
+        async with AsyncTopics(MemoryStore()).stop_on_signals():
+            signal.raise_signal(signal.SIGTERM)
+            raise KeyError("of the body")
+
+    with pytest.raises(KeyError, match="of the body"):
+        await failing_program()
+    task = asyncio.create_task(program())
+    assert isinstance(await answer(task), asyncio.CancelledError)
 
 
 # Whoever waits for an ack to be durable is answered

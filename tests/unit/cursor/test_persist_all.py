@@ -269,13 +269,16 @@ def test_invalid_requests_change_nothing():
     for error, bad in (
         (ValueError, good),
         (ValueError, SubscriptionRequest("")),
-        (TypeError, SubscriptionRequest("a", start=5)),
         (ValueError, SubscriptionRequest("a", properties={"#pulsar.internal.x": "y"})),
     ):
         with pytest.raises(error):
             topic.subscribe_all([good, bad], now_ms=0)
-    with pytest.raises(TypeError, match="kind"):
-        SubscriptionRequest("a", kind="Shared")
+    for wrong, error in (
+        ({"kind": "Shred"}, ValueError), ({"kind": 1}, TypeError), ({"start": 5}, TypeError),
+        ({"repair": "all"}, ValueError),
+    ):  # fmt: skip
+        with pytest.raises(error, match=next(iter(wrong))):
+            SubscriptionRequest("a", **wrong)
     with pytest.raises(KeyError):
         topics.subscribe_all({"t": [good], "closed": [good]}, now_ms=0)
     with pytest.raises(ValueError, match="topic"):

@@ -12,6 +12,7 @@ from ackstate import (
     ManagedCursor,
     Message,
     Position,
+    StartTime,
     Subscription,
     SubscriptionType,
 )
@@ -42,7 +43,6 @@ POSITIONED = {
     "ack": lambda each, position: each.ack(position, now_ms=1),
     "ack_cumulative": lambda each, position: each.ack_cumulative(position, now_ms=1),
     "ack_batch": lambda each, position: each.ack_batch(position, [1], now_ms=1),
-    "seek": lambda each, position: each.seek(position, now_ms=1),
     "nack": lambda each, position: each.nack(position, now_ms=1),
 }
 MISTAKES = [
@@ -69,6 +69,10 @@ MISTAKES = [
     (lambda each: each.ack_batch(Position(1, 0), [2**64], now_ms=1), ValueError, str(2**64)),
     (lambda each: each.skip(-1, now_ms=1), ValueError, "-1"),
     (lambda each: each.seek(Position(-1, 0), now_ms=1), ValueError, "-1"),
+    *((lambda each, bad=bad: each.seek(bad, now_ms=1), TypeError, "position must be 'earliest', 'latest', a ")
+      for bad in (None, 7, [1, 0], b"latest")),
+    (lambda each: each.seek("earlyest", now_ms=1), ValueError, "position must be .*; did you mean 'earliest'"),
+    (lambda each: each.seek(StartTime("noon"), now_ms=1), TypeError, "time_ms"),
     (lambda each: each.explain_holes(-1), ValueError, "top must be at least"),
     (lambda each: each.why_blocked(top=-1), ValueError, "top must be at least"),
     (lambda each: each.change_limits({}), TypeError, "limits must be a GateLimits, got"),
@@ -147,8 +151,8 @@ def test_parts_of_another_type_are_refused_and_nothing_of_them_is_used_up(log):
     cursor, gate = cursor_of(log), DispatchGate(GateLimits())
     index = TopicDelayIndex(tick_time_ms=10).open_view(cursor.is_acked)
     wrong = [
-        *(({"kind": bad}, TypeError, "kind must be a SubscriptionType, such as ")
-          for bad in ("Shared", "exclusiv", None, 1, b"Shared")),
+        *(({"kind": bad}, TypeError, "kind must be a SubscriptionType, or one of ") for bad in (None, 1, b"Shared")),
+        ({"kind": "exclusiv"}, ValueError, "kind must be one of .*; did you mean 'exclusive'"),
         *(({"kind": kind, name: part}, ValueError, f"{name} must be None for a subscription of type {kind.value}, got ")
           for kind in (EXCLUSIVE, SubscriptionType.FAILOVER) for name, part in (("gate", gate), ("delays", index))),
         *(({name: bad}, TypeError, f"{name} must be a ")

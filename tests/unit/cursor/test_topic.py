@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ackstate import (
@@ -127,10 +129,57 @@ def test_another_type_is_refused_before_anything_is_taken_over(store, topic):
     assert topic.subscribe("billing", kind=SubscriptionType.KEY_SHARED, now_ms=2) is billing
 
 
+def test_a_call_without_a_time_takes_that_of_the_clock(store):
+    times = iter([0.5, *range(1_000, 2_000, 10)])  # each call moves it by 10 ms
+    topics = Topics(store, clock=times.__next__)
+    with pytest.raises(TypeError, match="the time of the clock must be an integer"):
+        topics.open("orders")
+    topic = topics.open("orders")
+    billing = topic.subscribe("billing")
+    (position,) = topic.publish(messages(1))
+    (delivery,) = billing.dispatch("ann", 1)
+    assert 1_000 < delivery.message.publish_time_ms < 1_100
+    billing.nack(position, delay_ms=500)
+    assert 1_500 < billing.next_wake_ms < 1_600
+    assert not billing.dispatch("ann", 1)
+    assert billing.dispatch("ann", 1, now_ms=1_700)
+    billing.ack(position)
+    assert not topics.tick()
+    assert list(topics.tick(now_ms=9_999)) == [("orders", "billing")]
+    assert topics.next_wake_ms is None
+    topics.close()
+
+
+def test_the_clock_is_the_wall_clock_by_default(store):
+    begin_ms = time.time_ns() // 1_000_000
+    with Topics(store) as topics:
+        topic = topics.open("orders")
+        billing = topic.subscribe("billing")
+        topic.publish(messages(1))
+        (delivery,) = billing.dispatch("ann", 1)
+        assert begin_ms <= delivery.message.publish_time_ms <= time.time_ns() // 1_000_000
+        billing.ack(delivery.position)
+    with Topic.open(store, "orders") as topic:
+        assert topic.subscribe("billing").cursor.backlog == 0
+
+
+def test_a_start_and_a_type_may_be_given_by_name(topic):
+    topic.publish(messages(3), now_ms=0)
+    for number, (start, kind) in enumerate(
+        (("earliest", "shared"), ("Earliest", "Key_Shared"), ("EARLIEST", "EXCLUSIVE"), (Start.EARLIEST, "failover"))
+    ):
+        subscription = topic.subscribe(str(number), start=start, kind=kind, now_ms=0)
+        assert (subscription.kind.value.lower(), subscription.cursor.backlog) == (kind.lower(), 3)
+        subscription.seek("latest", now_ms=1)
+        assert subscription.cursor.backlog == 0
+        subscription.seek("earliest", now_ms=1)
+        assert subscription.cursor.backlog == 3
+
+
 def test_a_refused_subscribe_changes_nothing(store, topic):
     before = store.mutation_count
     for wrong in (
-        {"kind": "Shared"}, {"start": 7}, {"start": "earliest"}, {"start": StartTime("now")}, {"start": P(-1, 0)},
+        {"kind": "Shred"}, {"start": 7}, {"start": "first"}, {"start": StartTime("now")}, {"start": P(-1, 0)},
         {"options": 3}, {"limits": 3}, {"properties": {"#pulsar.internal.x": ""}}, {"properties": {"n": 3}},
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
@@ -141,8 +190,8 @@ def test_a_refused_subscribe_changes_nothing(store, topic):
     assert store.mutation_count == before
     assert not topic.subscriptions
     topic.subscribe("s", now_ms=0)
-    with pytest.raises(TypeError, match="kind must be a SubscriptionType"):  # also if it is open
-        topic.subscribe("s", kind="Exclusive", now_ms=0)
+    with pytest.raises(ValueError, match="kind must be one of exclusive, "):  # also if it is open
+        topic.subscribe("s", kind="Exclusif", now_ms=0)
 
 
 def test_a_message_without_a_publish_time_is_published_now(topic):
