@@ -549,7 +549,7 @@ class Admission:
             first, *others = sent
             raise AckRefusedError(
                 f"too little is reserved for the ack of {first}{f' and {len(others)} others' * bool(others)}, and it "
-                f"would pass a limit of the ack state: {refused_by.value}"
+                f"would pass a limit of the ack state: {refused_by}"
             ) from self.store_error
 
     def _refused_by(self, sent: Mapping[Position, Sent | None]) -> Rule | None:

@@ -312,7 +312,7 @@ class BlockReason(NamedTuple):
     def detail(self) -> str:
         """The same as a sentence or two."""
         whose = f" of consumer {self.consumer!r}" if self.consumer else ""
-        parts = [f"{self.rule.value}{whose} is {self.limit}, and {self.used} are used; at {self.released_at} it opens."]
+        parts = [f"{self.rule}{whose} is {self.limit}, and {self.used} are used; at {self.released_at} it opens."]
         if self.store_error is not None:
             parts.append(f"The store is the cause: {self.store_error}")
         unit = "ranges" if self.rule is Rule.UNACKED_RANGES else "bytes"

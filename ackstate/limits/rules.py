@@ -32,13 +32,21 @@ _RANGES_DEFAULT = 10_000
 
 
 class Rule(Enum):
-    """A limit of the gate, by its Pulsar setting."""
+    """A limit of the gate. Its value is the Pulsar setting, its text `setting` with that."""
 
     UNPERSISTED_ACK_RECORD_BYTES = UNPERSISTED_BYTES
     UNACKED_RANGES = RANGES
     UNACKED_MESSAGES = SUBSCRIPTION_UNACKED
     CONSUMER_UNACKED_MESSAGES = CONSUMER_UNACKED
     BROKER_UNACKED_MESSAGES = BROKER_UNACKED
+
+    @property
+    def setting(self) -> str:
+        """The setting of `GateLimits`, or of `BrokerLimit`, as its field is named."""
+        return "max_unacked_messages of BrokerLimit" if self is Rule.BROKER_UNACKED_MESSAGES else _FIELDS[self]
+
+    def __str__(self) -> str:
+        return f"{self.setting} ({self.value})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +81,9 @@ class GateLimits:
     max_unacked_messages_per_consumer: int = 50_000
 
     def __post_init__(self) -> None:
-        for name, rule in _WHOLE_NUMBERS.items():
+        for rule, name in _FIELDS.items():
             least = LONG_MIN if rule is Rule.UNPERSISTED_ACK_RECORD_BYTES else 0
-            check_within(f"{name} ({rule.value})", getattr(self, name), least=least, most=LONG_MAX)
+            check_within(str(rule), getattr(self, name), least=least, most=LONG_MAX)
         if 1 <= self.max_unpersisted_ack_record_bytes < RECORD_BYTES_LIMIT_MIN:
             raise ValueError(
                 f"max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is "
@@ -101,7 +109,7 @@ class GateLimits:
         """
         properties = read_properties(source)
         values = read_settings(properties, "GateLimits", "BrokerLimit")
-        for name, rule in _WHOLE_NUMBERS.items():
+        for rule, name in _FIELDS.items():
             if name in properties:
                 raise ValueError(f"unknown key of Pulsar {name!r}; did you mean {rule.value!r}?")
         is_pausing, ranges = values.pop(PAUSE, False), values.pop(RANGES, _RANGES_DEFAULT)
@@ -110,11 +118,11 @@ class GateLimits:
         return cls(**fields_of(values, "GateLimits"), max_unacked_ranges=ranges if is_pausing else 0)
 
 
-_WHOLE_NUMBERS = {
-    "max_unpersisted_ack_record_bytes": Rule.UNPERSISTED_ACK_RECORD_BYTES,
-    "max_unacked_messages": Rule.UNACKED_MESSAGES,
-    "max_unacked_ranges": Rule.UNACKED_RANGES,
-    "max_unacked_messages_per_consumer": Rule.CONSUMER_UNACKED_MESSAGES,
+_FIELDS = {
+    Rule.UNPERSISTED_ACK_RECORD_BYTES: "max_unpersisted_ack_record_bytes",
+    Rule.UNACKED_MESSAGES: "max_unacked_messages",
+    Rule.UNACKED_RANGES: "max_unacked_ranges",
+    Rule.CONSUMER_UNACKED_MESSAGES: "max_unacked_messages_per_consumer",
 }
 
 

@@ -187,7 +187,7 @@ def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
     assert reason.holders == (("b", 33), ("a", 20))
     ledger_id = topic.positions[0].ledger_id
     assert reason.detail == (
-        "maxUnPersistAckRecordsBytes is 1031, and 1031 are used; at 824 it opens. "
+        "max_unpersisted_ack_record_bytes (maxUnPersistAckRecordsBytes) is 1031, and 1031 are used; at 824 it opens. "
         f"Acking {ledger_id}:0 to {ledger_id}:0 (in flight with 'a') frees 14 bytes. "
         f"Acking {ledger_id}:2 to {ledger_id}:2 (in flight with 'a') frees 14 bytes."
     )
@@ -248,7 +248,8 @@ def test_the_message_rule_says_who_holds_them():
     )  # fmt: skip
     assert (reason.holders, reason.releases) == ((("b", 6), ("a", 3)), ())
     assert reason.detail == (
-        "maxUnackedMessagesPerSubscription is 10, and 10 are used; at 4 it opens. Unacked: 'b' has 6, 'a' has 3."
+        "max_unacked_messages (maxUnackedMessagesPerSubscription) is 10, and 10 are used; at 4 it opens. "
+        "Unacked: 'b' has 6, 'a' has 3."
     )
 
 
