@@ -14,6 +14,7 @@ another place is recognised. `docs/wire-format.md` draws the tree and the frame.
 
 from __future__ import annotations
 
+import logging
 import math
 import struct
 import threading
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
+_LOG = logging.getLogger("ackstate.zookeeper")
+_LOG.addHandler(logging.NullHandler())  # Without a handler, each attempt to connect would be a line of stderr.
 REQUEST_BYTES_MAX = 1_000_000
 """The largest request that a server accepts, its ``jute.maxbuffer``, less some reserve."""
 _REQUEST_BYTES_MIN = 32 * 1024
@@ -138,6 +141,7 @@ class ZooKeeperSession:
         repeated_hosts = ",".join([hosts] * math.ceil(_CONNECTIONS_PER_SESSION / (hosts.count(",") + 1)))
         options = {
             "connection_retry": {"max_tries": -1, "delay": 0.05, "max_delay": 1.0},
+            "logger": _LOG,
             **(client_options or {}),
         }
         try:
