@@ -8,6 +8,15 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size in KB or MB, with three digits.
+
+    >>> size_text(340), size_text(4_200), size_text(123_456_789)
+    ('0.34 KB', '4.2 KB', '123 MB')
+    """
+    return f"{size_bytes / 1e6:,.3g} MB" if size_bytes >= 1_000_000 else f"{size_bytes / 1e3:.3g} KB"
+
+
 def printable(text: str) -> str:
     r"""Return untrusted text with invisible, bidirectional and control characters escaped, and ends of lines.
 

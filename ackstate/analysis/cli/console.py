@@ -10,6 +10,8 @@ import errno
 import json
 import os
 import sys
+import textwrap
+from datetime import timedelta
 from io import StringIO
 from typing import Any, final
 
@@ -22,6 +24,7 @@ from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
 _WIDTH_MAX = 10**15
+_PIPE_STATUS = 128 + 13  # as a shell says it of a program that SIGPIPE has ended
 
 
 def progress(*, auto_refresh: bool = True) -> Progress:
@@ -29,7 +32,7 @@ def progress(*, auto_refresh: bool = True) -> Progress:
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
     console = Console(stderr=True, quiet=not is_terminal)
-    columns = (_Description(), BarColumn(), TimeElapsedColumn())
+    columns = (_Description(), BarColumn(), _Share(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not is_terminal, auto_refresh=auto_refresh)
 
 
@@ -38,6 +41,16 @@ class _Description(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the description of a task."""
         return Text(printable(task.description))
+
+
+@final
+class _Share(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Return the share that is done, and the time left; nothing while the whole is unknown."""
+        if task.total is None:
+            return Text("")
+        left_s = task.time_remaining
+        return Text(f"{task.percentage:.0f} %" + ("" if left_s is None else f", {timedelta(seconds=int(left_s))} left"))
 
 
 def show(*parts: Table | str) -> None:
@@ -63,6 +76,12 @@ def _escape_cells(table: Table) -> None:
         column._cells = [printable(cell) if isinstance(cell, str) else cell for cell in column.cells]
 
 
+def lines(sentence: str) -> list[str]:
+    """Break a sentence into lines that fit a terminal; one line if none reads."""
+    screen = Console()
+    return textwrap.wrap(sentence, screen.width) if screen.is_terminal else [sentence]
+
+
 def json_text(value: Any) -> str:
     """Return JSON as commands print it."""
     return json.dumps(value, indent=2) + "\n"
@@ -83,6 +102,8 @@ def write(text: str) -> None:
     except OSError as error:
         # Text left in the buffer would fail once more, with a traceback, when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # The reader, such as `head`, has enough.
+            raise SystemExit(_PIPE_STATUS) from None
         raise AckStateError(f"standard output: {os_error_text(error)}") from error
 
 

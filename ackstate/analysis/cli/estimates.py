@@ -26,6 +26,7 @@ from ackstate.analysis.cli.options import (
     location_argument,
 )
 from ackstate.analysis.cli.tables import numbers_table, subscription_table
+from ackstate.analysis.wording import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
     from ackstate.analysis.estimate.engine import TraceSource
+    from ackstate.analysis.estimate.recommendation import Target
     from ackstate.analysis.estimate.results import PolicyResult, SweepResult
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
@@ -88,7 +90,7 @@ class Output:
             count = sum(len(each.estimates) for each in result.policies)
             lines.append(f"{self.out}: {count:,} estimates, {', '.join(each.label for each in result.policies[:3])}")
         if self.report is not None:
-            lines.append(f"{self.report}: {self.report.stat().st_size / 1e6:.1f} MB")
+            lines.append(f"{self.report}: {size_text(self.report.stat().st_size)}")
         if answer is None and lines:
             console.show(*lines)
 
@@ -156,6 +158,7 @@ def estimated(
     current: CurrentPolicy | None = None,
     is_recorded_current: bool = False,
     days: Sequence[Span] | None = None,
+    target: Target | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
     """Estimate a grid, and write a report if one is requested; return the rows of `estimates` too.
 
@@ -176,17 +179,20 @@ def estimated(
     if current is not None and current.policy not in policies:
         raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
     size = covered.size_bytes * len(policies)
-    with console.progress() as progress, readable_failures(trace), started(session, progress, size) as where:
+    progress = console.progress()
+    with progress, readable_failures(trace), started(session, progress, size, covered.chunk_count) as (where, told):
         source = trace_of(where, days)
         found = estimates(
-            source, policies, crashes_per_day=crashes_per_day, is_plotted=output.report is not None,
+            source, policies, crashes_per_day=crashes_per_day, is_plotted=output.report is not None, told=told,
             drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
         )  # fmt: skip
         rows = found.collect()
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
-        result = _compared(replace(result, poll_ms=covered.poll_ms), current, is_recorded_current=is_recorded_current)
+        result = _compared(
+            replace(result, poll_ms=covered.poll_ms), current, target, is_recorded_current=is_recorded_current
+        )
         if output.report is not None:
             from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
@@ -206,45 +212,55 @@ def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, 
     return next((number for number, each in enumerate(policies) if each is not None), 0)
 
 
-def _compared(result: SweepResult, current: CurrentPolicy | None, *, is_recorded_current: bool) -> SweepResult:
+def _compared(
+    result: SweepResult, current: CurrentPolicy | None, target: Target | None, *, is_recorded_current: bool
+) -> SweepResult:
     from ackstate.analysis.estimate.results import RECORDED
 
     if is_recorded_current:
-        return result.compared_with(RECORDED, "the recording itself")
+        return result.compared_with(RECORDED, "the recording itself", target=target)
     if current is not None:
-        return result.compared_with(current.policy.label, current.source, current.warnings)
+        return result.compared_with(
+            current.policy.label, current.source, current.warnings, is_inferred=current.is_inferred, target=target
+        )
     if len(result.policies) < 2:
         return result
     doubt = (
         "The trace has too few persists to infer the policy in force: the first policy of the grid is taken for it. "
         "Name it with --current-policy or --broker-conf"
     )
-    return result.compared_with("", "the first policy of the grid", [doubt])
+    return result.compared_with("", "the first policy of the grid", [doubt], is_inferred=True, target=target)
 
 
 @contextmanager
-def started(session: Session, progress: Progress, size_bytes: int) -> Iterator[Callable[[Span], TraceSource]]:
-    """Wait for the engine, and show its progress while the block runs."""
+def started(
+    session: Session, progress: Progress, size_bytes: int, chunk_count: int
+) -> Iterator[tuple[Callable[[Span], TraceSource], Callable[[], object] | None]]:
+    """Wait for the engine, and show its progress while the block runs.
+
+    Yields the engine, and what to call for each replayed chunk; None if the engine counts by itself.
+    """
     from ackstate.analysis.estimate.engine import LocalSource
 
     if session is None:
         # A replayed cursor logs warnings that concern no live cursor; in Spark they stay in the workers.
         logging.getLogger("ackstate.cursor").addHandler(logging.NullHandler())
-        progress.add_task("computing every instant", total=None)
-        yield LocalSource
+        task = progress.add_task("computing every instant", total=chunk_count)
+        yield LocalSource, partial(progress.advance, task)
         return
     from ackstate.analysis.spark.cluster import is_local
     from ackstate.analysis.spark.session import shown_stages
     from ackstate.analysis.spark.source import SparkSource, one_task_source
 
+    task = progress.add_task("starting Spark", total=None)
     spark = session()
+    progress.update(task, description="Spark computes every instant")
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
-    task = progress.add_task("Spark computes every instant", total=None)
     with shown_stages(spark, progress, task, "Spark"):
         if is_small:
-            yield partial(one_task_source, spark)
+            yield partial(one_task_source, spark), None
         else:
-            yield partial(SparkSource.checked, spark)
+            yield partial(SparkSource.checked, spark), None
 
 
 def rate_text(number: float | None) -> str:
@@ -285,6 +301,11 @@ def _at_crash(crash: dict[str, Any]) -> str:
 
 
 _RECORDED = "recorded"
+_UNBEATEN = "Unbeaten: no other policy is as good in redelivery, writes, bytes and time blocked, and better in one"
+
+
+def _optional_number(number: float | None) -> float | None:
+    return None if number is None else between(0, NUMBER_MAX)(number)
 
 
 def sweep(
@@ -315,6 +336,14 @@ def sweep(
     engine: EngineOption = None,
     master: MasterOption = None,
     json: JsonOption = False,
+    at_most: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Recommend the cheapest policy with at most N messages per crash (p99)."),
+    ] = None,
+    writes_at_most: Annotated[
+        float | None,
+        typer.Option(metavar="N", callback=_optional_number, help="And, or only, with at most N writes a second."),
+    ] = None,
 ) -> None:
     """Replay a trace under every combination of some settings, and recommend one that is worth its price.
 
@@ -324,7 +353,8 @@ def sweep(
     in force: as named, read from a broker's configuration, or inferred
     from the recording. A trace of ackstate pulsar record has the settings of
     its broker. With those, or with --broker-conf, settings that do not vary
-    are those of the broker. Without a grid, a few usual policies are compared.
+    are those of the broker. Without a grid, a few usual policies are compared,
+    and more of them if there is a target.
     """
     flags = list(settings or ())
     if flush_interval_ms is not None:
@@ -336,10 +366,13 @@ def sweep(
     output = Output.wanted(form, out, report)
     session = session_of(engine, master)
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
+    from ackstate.analysis.estimate.recommendation import Target
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
     from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.report.contents import headline
     from ackstate.analysis.trace.parquet import check_days
 
+    target = None if at_most is None and writes_at_most is None else Target(at_most, writes_at_most)
     # Mistakes in options and files are reported before the trace is read.
     is_named = current_policy not in ("", _RECORDED)
     named = policy_of_text(current_policy) if is_named else None
@@ -356,15 +389,18 @@ def sweep(
     if current_policy != _RECORDED:
         current = recorded or _current(trace, named, broker, broker_conf)
     if not policies:
-        policies = candidates(current.policy if current is not None else broker or Policy())
+        policies = candidates(current.policy if current is not None else broker or Policy(), many=target is not None)
     elif current is not None and current.policy not in policies:
         policies = [current.policy, *policies]
     result, _ = estimated(
         trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, output=output,
-        current=current, is_recorded_current=current_policy == _RECORDED, days=days,
+        current=current, is_recorded_current=current_policy == _RECORDED, days=days, target=target,
     )  # fmt: skip
     lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
-    output.deliver(result, _policy_table(result), *lines, answer=result.to_json() if json else None)
+    if result.advice is not None:
+        lines += [result.advice.rule, _UNBEATEN]
+    answer = result.to_json() if json else None
+    output.deliver(result, *console.lines(headline(result)), _policy_table(result), *lines, answer=answer)
 
 
 def _current(
@@ -382,7 +418,7 @@ def _current(
 
 
 def _policy_table(result: SweepResult) -> Table:
-    columns = ("expected", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s", "blocked s", "best")
+    columns = ("expected", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s", "blocked s", "unbeaten")
     table = numbers_table("policy", columns)
     for each in result.policies:
         total = each.total
@@ -404,10 +440,6 @@ _SCOPE_NAMES = {
 }  # fmt: skip
 
 
-def _crash_rate(number: float | None) -> float | None:
-    return None if number is None else between(0, NUMBER_MAX)(number)
-
-
 def redelivery(
     trace: TraceArgument,
     policy: Annotated[
@@ -415,7 +447,7 @@ def redelivery(
     ] = None,
     crashes_per_day: Annotated[
         float | None,
-        typer.Option(metavar="N", callback=_crash_rate, help="Crashes per day, for the count of duplicates."),
+        typer.Option(metavar="N", callback=_optional_number, help="Crashes per day, for the count of duplicates."),
     ] = None,
     form: FormatOption = None,
     out: OutOption = None,
@@ -437,6 +469,7 @@ def redelivery(
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     session = session_of(engine, master)
     from ackstate.analysis.replay.policy import Policy
+    from ackstate.analysis.report.contents import headline
 
     settings = Policy.from_mapping(key_value_pairs(policy)) if policy else None
     is_plain = settings is None and crashes_per_day is None and out is None and report is None
@@ -444,10 +477,13 @@ def redelivery(
     answer = result.to_json()
     if is_plain:
         rows = _subscriptions(result.policies[0], found)
-        shown = [each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)]
-        output.deliver(result, *shown, *result.warnings, answer=answer | {"subscriptions": rows} if json else None)
+        shown: list[Table | str] = [
+            each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)
+        ]
+        answer |= {"subscriptions": rows}
     else:
-        output.deliver(result, _estimate_table(result.policies[0]), *result.warnings, answer=answer if json else None)
+        shown = [_estimate_table(result.policies[0])]
+    output.deliver(result, *console.lines(headline(result)), *shown, *result.warnings, answer=answer if json else None)
 
 
 def _subscriptions(result: PolicyResult, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

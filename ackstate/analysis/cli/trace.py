@@ -23,6 +23,7 @@ from ackstate.analysis.cli.options import (
     path_argument,
 )
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.wording import size_text
 from ackstate.checks import closest
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def generate(
     else:
         console.show(
             f"{out}: {made.events:,} events of {subscriptions} subscriptions and {made.published:,} of "
-            f"{topics} topics, {made.size_bytes / 1e6:,.1f} MB in {made.files} files"
+            f"{topics} topics, {size_text(made.size_bytes)} in {made.files} files"
         )
 
 

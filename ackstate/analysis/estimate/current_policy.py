@@ -59,6 +59,7 @@ class CurrentPolicy:
     policy: Policy  # The policy
     source: str  # Where it is known from, in words
     warnings: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
+    is_inferred: bool = False  # Whether no one named it
 
     @classmethod
     def given(cls, policy: Policy, source: str, rhythm: PersistRhythm | None) -> CurrentPolicy:
@@ -84,12 +85,12 @@ class CurrentPolicy:
         source = f"inferred from {rhythm.gap_count:,} intervals between persists"
         policy = Policy.from_mapping({"flush_interval_ms": rhythm.interval_ms})
         if rhythm.regular_share >= 0.5:
-            return cls(policy, source)
+            return cls(policy, source, is_inferred=True)
         doubt = (
             f"Only {rhythm.regular_share:.0%} of the intervals between persists are near {rhythm.text}: the policy in "
             "force may not be a flush interval. Name it with --current-policy or --broker-conf"
         )
-        return cls(policy, source, (doubt,))
+        return cls(policy, source, (doubt,), is_inferred=True)
 
 
 def recorded_rhythm(path: Location) -> PersistRhythm | None:

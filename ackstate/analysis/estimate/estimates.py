@@ -24,7 +24,7 @@ from ackstate.analysis.estimate.slices import SLICES_MAX, Slices, ThinnedCurve
 from ackstate.analysis.estimate.subscription_parts import RequestedParts, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ackstate.analysis.estimate.engine import Rows, TraceSource
     from ackstate.analysis.replay.policy import Policy
@@ -41,6 +41,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
     crashes_per_day: float = 1,
     is_plotted: bool = False,
     drawn: int = 0,
+    told: Callable[[], object] | None = None,
 ) -> Rows:
     """Estimate redelivery after a crash at any instant of a trace, under each policy of a grid.
 
@@ -81,7 +82,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
             mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
             is_polled=span.poll_ms > 0, days=span.days,
         )  # fmt: skip
-        replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted), PART))
+        replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted, told=told), PART))
     parts = joined(replays)
     if count:
         by_slice = parts.together(("policy", "slice"), ("namespace", "topic"))

@@ -38,6 +38,34 @@ class SettingChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What the recommended policy must keep to. At least one is given."""
+
+    p99_at_most: int | None = None  # Messages redelivered by a crash of the broker, at 99 % of all instants
+    writes_at_most: float | None = None  # Writes a second of all cursors together
+
+    @property
+    def text(self) -> str:
+        """The target in words."""
+        redelivery = None if self.p99_at_most is None else f"{self.p99_at_most:,} messages per broker crash (p99)"
+        writes = None if self.writes_at_most is None else f"{short_number(self.writes_at_most)} writes/s"
+        return f"at most {' and '.join(filter(None, (redelivery, writes)))}"
+
+    def excess(self, result: PolicyResult) -> tuple[float, float]:
+        """Return by how much a policy is above the writes, and above the redelivery; zeros if it keeps to both."""
+        total = result.total
+        writes = total.per_second(total.write_count or 0)
+        too_many = 0.0 if self.writes_at_most is None else max(writes - self.writes_at_most, 0.0)
+        return too_many, 0.0 if self.p99_at_most is None else max(_p99(total) - self.p99_at_most, 0.0)
+
+    def price(self, result: PolicyResult) -> tuple[float, ...]:
+        """Return what is least for the best policy: writes, bytes, time blocked, redelivery, or that first."""
+        redelivery, written, writes, blocked = result.badness
+        prices = writes, written, blocked
+        return (redelivery, *prices) if self.p99_at_most is None else (*prices, redelivery)
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
     """A recommended policy."""
 
@@ -48,22 +76,43 @@ class Recommendation:
     # The best policy with ackstate's native journal, if the broker is Pulsar and it is better than `recommended`; else
     # None.
     native: PolicyResult | None = None
+    target: Target | None = None  # That of the user
+    missed_by: PolicyResult | None = None  # The policy that comes nearest to the target, if none keeps to it
 
     @property
     def sentence(self) -> str:
         """The recommendation in one sentence."""
+        if self.target is not None and self.missed_by is not None:
+            total = self.missed_by.total
+            numbers = f"p99 {_p99(total):,}, {short_number(total.per_second(total.write_count or 0))} writes/s"
+            return f"no policy of the grid has {self.target.text}; the nearest: {_settings(self.missed_by)} ({numbers})"
         if self.recommended is None:
             current = "the recorded one" if self.current.policy is AS_RECORDED else policy_text(self.current.policy)
             number = messages_text(self.current.total)
-            return f"no policy of the grid is better than the current policy ({current}): {number} {_PER_CRASH}"
+            better = "better" if self.target is None else f"cheaper with {self.target.text}"
+            return f"no policy of the grid is {better} than the current policy ({current}): {number} {_PER_CRASH}"
         said = "; ".join(each.text for each in self.changes) or (
             f"{_settings(self.recommended)} instead of {_settings(self.current)}"
         )
-        return f"{said}: {_gain(self.recommended.total, self.current.total)}"
+        p99 = "" if self.target is None else f", p99 {_p99(self.recommended.total):,}"
+        return f"{said}: {_gain(self.recommended.total, self.current.total)}{p99}"
+
+    @property
+    def rule(self) -> str:
+        """How the recommended policy was chosen, as a sentence."""
+        if self.target is None:
+            return (
+                "Chosen: the least sum of redelivery and the highest price (bytes, writes or time blocked), each as a "
+                "share of the highest in the grid. --at-most and --writes-at-most set a target instead"
+            )
+        least = "least redelivery" if self.target.p99_at_most is None else "fewest writes"
+        return f"Chosen: the {least} of all policies with {self.target.text}"
 
 
-def recommend(results: Sequence[PolicyResult], current: PolicyResult) -> Recommendation:
+def recommend(results: Sequence[PolicyResult], current: PolicyResult, target: Target | None = None) -> Recommendation:
     """Return the policy with less redelivery than the current one that buys most for its price.
+
+    With a target, it is the cheapest policy that keeps to it (`Target.price`).
 
     It minimises redelivery plus the highest of its prices, each as a share of the highest value among the policies
     that no other beats and the current one. Policies that the broker cannot run, and those that never flushed in this
@@ -71,6 +120,10 @@ def recommend(results: Sequence[PolicyResult], current: PolicyResult) -> Recomme
     the policy without that change.
     """
     possible = [each for each in results if each.policy is not AS_RECORDED and not each.never_flushed]
+    if target is not None:
+        if _is_pulsar(current):
+            possible = [each for each in possible if each.policy and runs_on_pulsar(each.policy)]
+        return _at_target(possible, current, target)
     if not _is_pulsar(current):
         return _with_changes(possible, current)
     found = _with_changes([each for each in possible if each.policy and runs_on_pulsar(each.policy)], current)
@@ -79,6 +132,19 @@ def recommend(results: Sequence[PolicyResult], current: PolicyResult) -> Recomme
     if native is None or native.badness[0] >= limit:
         return found
     return Recommendation(current, found.recommended, found.changes, native)
+
+
+def _at_target(possible: Sequence[PolicyResult], current: PolicyResult, target: Target) -> Recommendation:
+    nearest = min(possible, key=lambda each: (target.excess(each), target.price(each)), default=None)
+    if nearest is None or any(target.excess(nearest)):
+        return Recommendation(current, None, target=target, missed_by=nearest)
+    if current.policy is AS_RECORDED:
+        return Recommendation(current, nearest, target=target)
+    # Of equals the current policy stays.
+    if not any(target.excess(current)) and not current.never_flushed and target.price(current) <= target.price(nearest):
+        return Recommendation(current, None, target=target)
+    by_texts = {_key(each.policy): each for each in [current, *possible] if each.policy is not AS_RECORDED}
+    return Recommendation(current, nearest, tuple(_changes(nearest, current, by_texts)), target=target)
 
 
 def _is_pulsar(result: PolicyResult) -> bool:
@@ -179,6 +245,11 @@ def _settings(result: PolicyResult) -> str:
 def short_number(number: float, *, sign: str = "-") -> str:
     """Return a number with three digits, or more if it has more before the point: ``13,312``, ``0.0125``."""
     return f"{number:{sign},.0f}" if abs(number) >= 999.5 else f"{number:{sign},.3g}"
+
+
+def _p99(total: Estimate) -> int:
+    """Return the quantile or, for a trace without duration, the most."""
+    return total.max if total.p99 is None else total.p99
 
 
 def messages_text(total: Estimate) -> str:

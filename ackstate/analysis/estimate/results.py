@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from ackstate.analysis.estimate.recommendation import Recommendation, messages_text, recommend, unbeaten
+from ackstate.analysis.estimate.recommendation import Recommendation, Target, messages_text, recommend, unbeaten
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class SweepResult:
     # The recommended policy, compared with the policy in force; None if no policy was tried.
     advice: Recommendation | None = None
     poll_ms: int = 0  # Time between two polls, if the trace was recorded by polls; else 0
+    is_inferred: bool = False  # Whether no one named the policy in force
 
     @classmethod
     def of_rows(
@@ -131,23 +132,34 @@ class SweepResult:
         ranked = [replace(each, is_on_front=any(each is other for other in front)) for each in known]
         return cls(trace, crashes_per_day, tuple(ranked), tuple(refused)).compared_with("")
 
-    def compared_with(self, baseline: str, source: str = "", doubts: Sequence[str] = ()) -> Self:
-        """Return the result with another policy in force."""
+    def compared_with(
+        self, baseline: str, source: str = "", doubts: Sequence[str] = (), *,
+        is_inferred: bool = False, target: Target | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the result with another policy in force, and a recommendation that keeps to a target."""
         labels = [each.label for each in self.policies]
         if baseline and baseline not in labels:
             raise PolicyError(f"current policy must be one of {', '.join(map(repr, labels))}, got {baseline!r}")
         first = next((each for each in self.policies if each.policy is not AS_RECORDED), None)
         current = self.policies[labels.index(baseline)] if first is not None and baseline else first
-        advice = None if current is None else recommend(self.policies, current)
+        advice = None if current is None else recommend(self.policies, current, target)
         return replace(
-            self, baseline=baseline, current_source=source, current=current, doubts=tuple(doubts), advice=advice
-        )
+            self, baseline=baseline, current_source=source, current=current, doubts=tuple(doubts), advice=advice,
+            is_inferred=is_inferred,
+        )  # fmt: skip
 
     @property
     def recorded(self) -> PolicyResult | None:
         """The recording itself; None if it was not replayed, or has no persist, so that no ack ever became durable."""
         found = next((each for each in self.policies if each.policy is AS_RECORDED), None)
         return None if found is None or found.total.write_count is None else found
+
+    @property
+    def quoted(self) -> PolicyResult:
+        """What the headline is about: the policy in force or, if that is not known for sure, the recording."""
+        if self.current is None:
+            return self.policies[0]
+        return self.recorded if self.is_inferred and self.recorded is not None else self.current
 
     @property
     def recommended(self) -> PolicyResult | None:
@@ -175,7 +187,14 @@ class SweepResult:
                 "The current policy never flushed in this trace: the trace is too short for it, and its redelivery is "
                 "higher than shown"
             )
-        if recorded is not None and recorded is not current and _differ(recorded, current):
+        if recorded is None or recorded is current:
+            return found
+        if self.quoted is recorded and _differ(recorded, current, 1.05) and not _differ(recorded, current):
+            found.append(
+                f"The headline quotes the recording: {messages_text(recorded.total)} messages per broker crash. The "
+                f"inferred policy, replayed, has {messages_text(current.total)}: it persists at its own times"
+            )
+        if _differ(recorded, current):
             found.append(
                 f"The recording does not match the current policy: {messages_text(recorded.total)} messages per "
                 f"broker crash were recorded, and {messages_text(current.total)} are replayed"
@@ -200,6 +219,7 @@ class SweepResult:
             "baseline": None if self.current is None else self.current.label,
             "baseline_source": self.current_source,
             "recommendation": self.recommendation,
+            "rule": "" if self.advice is None else self.advice.rule,
             "recommended": None if self.recommended is None else self.recommended.label,
             "warnings": self.warnings,
             "refused": [{"label": label, "reason": reason} for label, reason in self.refused],
@@ -224,10 +244,10 @@ def polls_text(poll_ms: int) -> str:
     )
 
 
-def _differ(recorded: PolicyResult, current: PolicyResult) -> bool:
-    """Return whether the means differ by more than the factor."""
+def _differ(recorded: PolicyResult, current: PolicyResult, factor: float = _MISMATCH) -> bool:
+    """Return whether the means differ by more than a factor."""
     means = [each.total.expected or 0.0 for each in (recorded, current)]
-    return max(means) > _MISMATCH * min(means) + 1
+    return max(means) > factor * min(means) + 1
 
 
 def _place(estimate: Estimate) -> tuple[int, str, str, str]:

@@ -25,7 +25,7 @@ from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -48,16 +48,19 @@ class RequestedParts(NamedTuple):
     days: Sequence[str] = ()  # The names of the days, of a directory of daily traces
 
 
-def replay(batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts) -> Iterator[pa.RecordBatch]:
-    """Replay `sorted_chunks`, and yield the parts of each subscription, rows of `PART`."""
-    yield from batches_of(_parts(batches, wanted))
+def replay(
+    batches: Iterable[pa.RecordBatch], *, wanted: RequestedParts, told: Callable[[], object] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Replay `sorted_chunks`, and yield the parts of each subscription, rows of `PART`; `told` is called per chunk."""
+    yield from batches_of(_parts(batches, wanted, told or (lambda: None)))
 
 
-def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts) -> Iterator[Part]:
+def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts, told: Callable[[], object]) -> Iterator[Part]:
     for key, log, chunks in by_subscription(batches, wanted.days):
         subscription = _SubscriptionTotals(key, log, wanted)
         for chunk in chunks:
             yield from subscription.take(chunk)
+            told()
         yield from subscription.end()
 
 

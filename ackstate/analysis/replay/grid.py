@@ -24,6 +24,9 @@ _PULSAR_RANGES = 10_000
 _POLLS_PER_FLUSH = 5
 # What `candidates` proposes to a Pulsar broker.
 _RATE, _FLUSH_MS, _RANGES = 5, 10_000, 100_000
+# What it proposes to find a policy at a target.
+_FLUSHES_MS = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
+_RATES = (0.1, 0.5, 1, 2, 5, 10, 50)
 
 
 def policies_of(settings: Mapping[str, Sequence[Any]], base: Mapping[str, str] | None = None) -> list[Policy]:
@@ -79,14 +82,20 @@ def policy_of_text(text: str) -> Policy:
     return Policy.from_mapping({key: value for key, _, value in pairs})
 
 
-def candidates(current: Policy) -> list[Policy]:
-    """Return policies worth comparing with the current one, which is the first.
+def candidates(current: Policy, *, many: bool = False) -> list[Policy]:
+    """Return policies worth comparing with the current one, which is the first; or many, to find one at a target.
 
     On a Pulsar broker: more frequent writes, each of them also with a shorter flush interval or more ranges; and a
     native journal that flushes as often as the current policy writes. Otherwise shorter flush intervals.
     """
     config, texts = current.cursor, current.to_mapping()
     interval_ms, rate = config.flush_interval_ms, config.mark_delete_rate_limit
+    if many:
+        if config.format is Format.NATIVE:
+            chosen: dict[str, list[Any]] = {"flush_interval_ms": [interval_ms, *_FLUSHES_MS]}
+        else:
+            chosen = {"mark_delete_rate_limit": [rate, *_RATES], "flush_interval_ms": [interval_ms, *_FLUSHES_MS[4:]]}
+        return policies_of({key: list(dict.fromkeys(values)) for key, values in chosen.items()}, texts)
     if config.format is Format.NATIVE:
         shorter = [each for each in (20_000, 5_000, 1_000) if each < interval_ms] or [interval_ms // 4]
         return policies_of(

@@ -46,7 +46,7 @@ def answer(contents: Contents) -> str:
     cards = "".join(_card(contents, each) for each in contents.shown)
     warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in result.warnings)
     parts = [
-        _part("who", "Mainly for", _who(contents)), _part("why", "Why", _why(contents)),
+        _part("who", "Most affected", _who(contents)), _part("why", "Why", _why(contents)),
         _part("change", "What to change", _change(contents)), _part("price", "What it costs", _price(contents)),
     ]  # fmt: skip
     return (
@@ -130,7 +130,7 @@ def _change(contents: Contents) -> str:
         command = f"ackstate sweep {shlex.quote(result.trace)} --report report.html"
         return f"<p>No other policy was compared. This command compares some:</p>{_code([command])}"
     if advice.recommended is None:
-        return f"<p>Nothing: {escape(advice.sentence)}.</p>{_native(advice)}"
+        return f'<p>Nothing: {escape(advice.sentence)}.</p><p class="aside">{escape(advice.rule)}.</p>{_native(advice)}'
     items = "".join(
         f"<li>{escape(each.text)}"
         + ("" if each.gain is None else f": saves {count_text(each.gain)} messages per crash")
@@ -138,7 +138,12 @@ def _change(contents: Contents) -> str:
         for each in advice.changes
     )
     said = f"<ul>{items}</ul>" if items else f"<p>{escape(advice.sentence)}.</p>"
-    return said + _settings(contents, advice) + _pause(contents) + _native(advice)
+    return (
+        f'{said}<p class="aside">{escape(advice.rule)}.</p>'
+        + _settings(contents, advice)
+        + _pause(contents)
+        + _native(advice)
+    )
 
 
 def _settings(contents: Contents, advice: Recommendation) -> str:

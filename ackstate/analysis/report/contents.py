@@ -130,10 +130,9 @@ def causes(result: PolicyResult) -> list[Share]:
 
 def headline(result: SweepResult) -> str:
     """Return one sentence about redelivery after a crash of the broker."""
-    reference = reference_of(result)
-    total, role = reference.total, role_text(result, reference)
+    total, role = result.quoted.total, role_text(result, result.quoted)
     if not total.max:
-        return f"If the broker crashed, no acked message would be redelivered, at any time ({role})"
+        return f"Had the broker crashed, no acked message would have been redelivered, at any time ({role})"
     worst = "" if total.max_ts_ms is None else f", at {time_text(total.max_ts_ms)}"
     if total.expected is None:
         return (
@@ -141,7 +140,7 @@ def headline(result: SweepResult) -> str:
             f"redelivered ({role})"
         )
     return (
-        f"If the broker crashed now, {_messages(total, 'expected')} would be redelivered on average ({role}); "
+        f"Had the broker crashed, {_messages(total, 'expected')} would have been redelivered on average ({role}); "
         f"at worst {number_text(total, 'max')}{worst}"
     )
 
@@ -158,9 +157,11 @@ def number_text(estimate: Estimate, name: str) -> str:
 def count_text(number: float) -> str:
     """Return a number for a sentence, without a fraction if it is large.
 
-    >>> count_text(41_234.6), count_text(0.25), count_text(7)
-    ('41,235', '0.25', '7')
+    >>> count_text(41_234.6), count_text(0.25), count_text(7), count_text(1e-6)
+    ('41,235', '0.25', '7', 'less than 0.01')
     """
+    if 0 < number < 0.01:
+        return "less than 0.01"
     return f"{number:,.0f}" if number >= 100 else f"{number:,.3g}"
 
 

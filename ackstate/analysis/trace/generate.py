@@ -136,20 +136,24 @@ class TracePlan:
             end_ns = ended_ns if end_ns is None else min(ended_ns, end_ns * 19 // 20)
 
     def _outages_until(self, end_ns: int) -> list[Outage]:
-        """Spread the outages over a time, each at a seeded moment between two persists of its own."""
+        """Spread the outages over a time, each at a seeded moment after a persist since the one before."""
         flushes = Flushes(self.flush_interval_ms)
         interval_ns = flushes.interval_ms * _NS_PER_MS
-        persists = end_ns // interval_ns - 1
-        if self.crashes > persists:
+        if self.crashes > end_ns // interval_ns - 1:
             raise ValueError(
                 f"{self.crashes} crashes do not fit: the trace is too short for one in each flush interval of "
                 f"{flushes.interval_ms} ms"
             )
-        persist = 1 + (2 * np.arange(self.crashes) + 1) * persists // max(2 * self.crashes, 1)
-        bits = _scattered(_key_of(self.seed, "outages"), persist)
-        late_ms = flushes.length_ms + (bits % np.uint64(flushes.interval_ms - flushes.length_ms)).astype(np.int64)
-        begun_ns, late_ns = (persist * interval_ns).tolist(), (late_ms * _NS_PER_MS + _OFF_NS).tolist()
-        return [Outage(begun + late, begun) for begun, late in zip(begun_ns, late_ns, strict=True)]
+        bits = _scattered(_key_of(self.seed, "outages"), np.arange(self.crashes))
+        lates_ms = flushes.length_ms + (bits % np.uint64(flushes.interval_ms - flushes.length_ms)).astype(np.int64)
+        found: list[Outage] = []
+        start_ns = 0
+        for number, late_ms in enumerate(lates_ms.tolist()):
+            wanted_ns = (2 * number + 1) * end_ns // (2 * self.crashes)
+            begun_ns = start_ns + max((wanted_ns - start_ns) // interval_ns, 1) * interval_ns
+            start_ns = begun_ns + late_ms * _NS_PER_MS
+            found.append(Outage(start_ns + _OFF_NS, begun_ns))
+        return found
 
     def series_of(self, subscription: int, outages: Sequence[Outage]) -> SubscriptionSeries:
         """Return a subscription's events."""
@@ -159,7 +163,8 @@ class TracePlan:
         told_by = ("topic", topic) if shape.delay_ms else ("subscription", subscription)
         arrivals = Arrivals.at_rate(_key_of(self.seed, "arrivals", topic), rate)
         key = _key_of(self.seed, *told_by)
-        return SubscriptionSeries(shape, arrivals, key, rate, Flushes(self.flush_interval_ms), outages)
+        starts_ms = (0, *(each.at_ns // _NS_PER_MS for each in outages))
+        return SubscriptionSeries(shape, arrivals, key, rate, Flushes(self.flush_interval_ms, starts_ms), outages)
 
 
 def _check(what: str, value: float, lowest: float, highest: float, why: str = "") -> None:
@@ -229,9 +234,10 @@ class Arrivals:
 
 
 class Flushes(NamedTuple):
-    """Persists at a fixed interval, the first one after one interval; each has a begin and an end."""
+    """Persists at a fixed interval since the broker started, the first one after it; each has a begin and an end."""
 
     interval_ms: int
+    starts_ms: tuple[int, ...] = (0,)  # of the broker: after each outage again, and a persist is complete before that
 
     @property
     def length_ms(self) -> int:
@@ -240,15 +246,23 @@ class Flushes(NamedTuple):
 
     def before(self, at_ns: int) -> int:
         """Return the number of begins and ends up to a time, inclusive."""
-        at_ms = at_ns // _NS_PER_MS
-        return at_ms // self.interval_ms + max(at_ms - self.length_ms, 0) // self.interval_ms
+        return int(self._before(np.array([at_ns // _NS_PER_MS]))[0])
+
+    def _before(self, at_ms: Int64s) -> Int64s:
+        starts_ms = np.array(self.starts_ms)
+        passed = np.minimum(at_ms[:, None], np.append(starts_ms[1:], _NEVER)) - starts_ms
+        ended = np.maximum(passed - self.length_ms, 0) // self.interval_ms
+        counts: Int64s = (np.maximum(passed, 0) // self.interval_ms + ended).sum(axis=1)
+        return counts
 
     def between(self, first: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return times, kinds and persists' numbers of the begins and ends numbered from `first` to `end`, excluded."""
-        indexes = np.arange(first, end)
+        indexes, starts_ms = np.arange(first, end), np.array(self.starts_ms)
+        before = self._before(starts_ms)
+        life = np.searchsorted(before, indexes, side="right") - 1
         number, is_end = indexes // 2 + 1, indexes % 2
-        at_ns = (number * self.interval_ms + is_end * self.length_ms) * _NS_PER_MS
-        return at_ns, np.where(is_end, EventKind.PERSIST_ENDED, EventKind.PERSIST_BEGUN), number
+        at_ms = starts_ms[life] + (number - before[life] // 2) * self.interval_ms + is_end * self.length_ms
+        return at_ms * _NS_PER_MS, np.where(is_end, EventKind.PERSIST_ENDED, EventKind.PERSIST_BEGUN), number
 
 
 class Outage(NamedTuple):

@@ -102,7 +102,7 @@ def test_the_json_has_the_keys_that_scripts_read():
     found = sweep_result((flush(4), 50, 10), (flush(1), 1, 100)).to_json()
     assert set(found) == {
         "trace", "crashes_per_day", "baseline", "baseline_source", "recommendation", "recommended", "warnings",
-        "refused", "policies",
+        "refused", "policies", "rule",
     }  # fmt: skip
     policy = found["policies"][0]
     assert set(policy) == {"policy", "label", "is_on_front", "never_flushed", "estimates"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
+from ackstate.analysis.estimate.recommendation import Target
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult
 from ackstate.analysis.estimate.settings import (
     admin_commands,
@@ -28,15 +29,15 @@ def estimate(expected, writes, most=None):
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 0) | {"expected": expected, "write_count": writes}
     names = {"scope": "total", "namespace": "", "topic": "", "subscription": ""}
     most = int(expected) if most is None else most
-    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes, "max": most}
+    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes, "max": most, "p99": most}
 
 
-def sweep(*points, recorded=(1_000, 3), current=""):
+def sweep(*points, recorded=(1_000, 3), current="", target=None):
     """A result of points, each of settings, redelivery per crash, and writes."""
     policies = [None, *(Policy.from_mapping(settings) for settings, *_ in points)]
     costs = [recorded, *(rest for _, *rest in points)]
     rows = [estimate(*each) | {"policy": index} for index, each in enumerate(costs)]
-    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(current)
+    return SweepResult.of_rows("t", policies, rows, crashes_per_day=1).compared_with(current, target=target)
 
 
 def test_each_change_has_its_gain_and_one_that_gains_next_to_nothing_is_left_out():
@@ -60,6 +61,54 @@ def test_each_change_has_its_gain_and_one_that_gains_next_to_nothing_is_left_out
 def test_the_gain_of_a_change_that_was_not_replayed_alone_is_unknown():
     result = sweep((pulsar(), 1_000, 10), (pulsar(mark_delete_rate_limit=5, range_count_max=20_000), 100, 10))
     assert {each.gain for each in result.advice.changes} == {None}
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen", "told"),
+    [
+        (Target(p99_at_most=400), 10_000, "flush every 10 s instead of 60 s: 1,000 -> 400 messages redelivered per "
+         "broker crash, +10 writes/s, +10 bytes/s, p99 400"),
+        (Target(p99_at_most=399), 5_000, "flush every 5 s instead of"),
+        (Target(writes_at_most=40), 5_000, "flush every 5 s instead of"),
+        (Target(400, 20), 10_000, "flush every 10 s instead of"),
+        (Target(200, 20), None, "no policy of the grid has at most 200 messages per broker crash (p99) and 20 "
+         "writes/s; the nearest: flush every 10 s (p99 400, 20 writes/s)"),
+        (Target(0), None, "no policy of the grid has at most 0 messages per broker crash (p99); the nearest: flush "
+         "every 1 s (p99 10, 200 writes/s)"),
+        (Target(1_000), None, "no policy of the grid is cheaper with at most 1,000 messages per broker crash (p99) "
+         "than the current policy (flush every 60 s): 1,000 messages redelivered per broker crash"),
+        (Target(writes_at_most=10), None, "no policy of the grid is cheaper with at most 10 writes/s than"),
+    ],
+)  # fmt: skip
+def test_the_cheapest_policy_that_keeps_to_the_target_is_recommended(target, chosen, told):
+    intervals = ((60_000, 1_000, 10), (10_000, 400, 20), (5_000, 200, 40), (1_000, 10, 200))
+    points = [({"flush_interval_ms": interval}, redelivery, writes) for interval, redelivery, writes in intervals]
+    result = sweep(*points, target=target)
+    found = result.recommended and result.recommended.policy.cursor.flush_interval_ms
+    assert found == chosen
+    assert result.recommendation.startswith(told)
+    assert target.text in result.advice.rule
+
+
+def test_a_pulsar_broker_is_recommended_no_other_journal_for_a_target_and_a_recording_never_wins_one():
+    points = (pulsar(), 1_000, 10), (pulsar(mark_delete_rate_limit=5), 200, 40), (NATIVE, 100, 10)
+    result = sweep(*points, target=Target(p99_at_most=150))
+    assert (result.recommended, result.advice.native) == (None, None)
+    assert "the nearest" in result.recommendation
+    found = sweep((NATIVE, 100, 10), recorded=(100, None), current=RECORDED, target=Target(100))
+    assert found.recommended.policy == Policy.from_mapping(NATIVE)
+
+
+def test_the_headline_quotes_the_recording_unless_the_policy_in_force_is_known():
+    result = sweep((MINUTE, 1_200, 3), recorded=(1_000, 3))
+    assert (result.quoted, result.warnings) == (result.current, [])
+    doubted = result.compared_with("", is_inferred=True)
+    assert doubted.quoted is doubted.recorded
+    assert doubted.warnings == [
+        "The headline quotes the recording: 1,000 messages per broker crash. The inferred policy, replayed, has 1,200: "
+        "it persists at its own times"
+    ]
+    assert not sweep((MINUTE, 1_040, 3), recorded=(1_000, 3)).compared_with("", is_inferred=True).warnings
 
 
 def test_less_than_a_message_per_crash_is_not_worth_a_change():

@@ -87,7 +87,9 @@ def test_warnings_are_on_the_first_screen():
 
 def test_nothing_redelivered_and_no_duration_are_said():
     still = SweepResult.of_rows("t", [None], [row(0, "total")], crashes_per_day=1)
-    assert headline(still) == "If the broker crashed, no acked message would be redelivered, at any time (recorded)"
+    assert headline(still) == (
+        "Had the broker crashed, no acked message would have been redelivered, at any time (recorded)"
+    )
     sudden = sweep_result(flushes=(), duration_ms=0)
     assert "The trace has no duration: had the broker crashed, at" in headline(sudden)
 
