@@ -16,11 +16,10 @@ from ackstate.analysis.pulsar.durable import DurableState
 VECTORS = Path(__file__).parent / "vectors" / "internal-stats"
 TOPIC = "persistent://public/default/smoke"
 PATH = "/admin/v2/persistent/public/default/smoke"
-NAMESPACE = "/admin/v2/namespaces/public/default"
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
 INTERNALS = json.loads((VECTORS / "internalStats-smoke-alternate.json").read_text())
 STATS = json.loads((VECTORS / "stats-smoke-alternate.json").read_text())
-CONFIGURATION = {"managedLedgerMaxUnackedRangesToPersist": "10000", "maxUnackedMessagesPerConsumer": "50000"}
+CONFIGURATION = {"managedLedgerMaxUnackedRangesToPersist": "10000"}
 
 
 class KeptRequest(NamedTuple):
@@ -96,7 +95,6 @@ def answers():
         "/admin/v2/tenants": ["public", "pulsar"],
         "/admin/v2/namespaces/public": ["public/default"],
         "/admin/v2/persistent/public/default": [TOPIC],
-        NAMESPACE: {"max_unacked_messages_per_consumer": None},
     } | topic_answers()
 
 

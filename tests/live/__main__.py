@@ -20,7 +20,7 @@ from ackstate.analysis.atomic_write import write_atomically
 from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection
-from live.java_process import JARS
+from live.java_process import JARS, release
 from live.kills import BrokerKills
 from live.opening import JARS_VARIABLE, OpensOurs
 from live.snapshots import Snapshots
@@ -62,7 +62,7 @@ def _updated(file, name, sections):
     parts = json.loads(file.read_text(encoding="utf-8"))["parts"] if file.exists() else {}
     parts[name] = [asdict(section) for section in sections]
     ordered = {each: parts[each] for each in PARTS if each in parts}
-    return {"release": (JARS / ".stamp").read_text().strip(), "parts": ordered}
+    return {"release": release(), "parts": ordered}
 
 
 if __name__ == "__main__":

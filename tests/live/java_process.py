@@ -1,4 +1,7 @@
-"""Java processes of a Pulsar cluster: started from the jars that `.ci/setup live` fetches, ended by their ids."""
+"""Java processes of a Pulsar cluster: started from the jars that `.ci/setup live` fetches, ended by their ids.
+
+`ACKSTATE_PULSAR_JARS` names the jars of another release, and `JAVA_HOME` the Java that it needs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 
 from ackstate.analysis.crash import dying
 
-JARS = Path(sys.prefix, "share", "ackstate", "pulsar")
+JARS = Path(os.environ.get("ACKSTATE_PULSAR_JARS") or Path(sys.prefix, "share", "ackstate", "pulsar"))
 _STARTS_WITHIN_S = 240
 _OPENED = (
     "java.base/java.lang", "java.base/java.util", "java.base/sun.net", "java.base/java.util.zip", "java.base/java.nio",
@@ -24,6 +27,12 @@ pattern="%d{HH:mm:ss.SSS} %-5p %c{1} %m%n%ex{full}"/></Console></Appenders><Logg
 <Logger name="org.eclipse.jetty.server.RequestLog" level="warn"/><Root level="info"><AppenderRef ref="C"/></Root>
 </Loggers></Configuration>
 """
+
+
+def release():
+    """Return the release of Pulsar whose jars are used."""
+    (broker,) = JARS.glob("pulsar-broker-[0-9]*.jar")
+    return broker.stem.removeprefix("pulsar-broker-")
 
 
 def free_port():
@@ -68,7 +77,8 @@ class JavaProcess:
             *(f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC"),
             "-XX:-UseDynamicNumberOfCompilerThreads" if is_compiled else "-XX:TieredStopAtLevel=1",
             *(word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")),
-            *("-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={logging}"),
+            *("-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true"),
+            f"-Dlog4j2.configurationFile={logging}",
             *("-cp", f"{JARS}/*", main, *map(str, words)),
         ]
         self.process = None

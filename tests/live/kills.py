@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pulsar
 
-from live.command import ackstate, ackstate_json
+from ackstate.analysis.trace.events import EventKind
+from live.command import ackstate, ackstate_json, started
 from live.findings import Section
 from live.messages import client_of
 from live.traffic import SCENARIOS, KillTraffic
+from trace_files import read_back
 
 _ROOT = Path(__file__).parents[2]
-_KILLS_PER_POLICY = 10
+_KILLS_PER_POLICY = int(os.environ.get("KILLS") or 10)
+_IN_TRAFFIC_S = 0.3  # acks so late may still be in the client, in the broker's queue or with the interceptor
+_BETWEEN_POLLS_S = 2.5
 _POLICIES = {
     "Pulsar's default": {"managedLedgerDefaultMarkDeleteRateLimit": 1.0},
-    "10 writes a second, flushed every second": {
+    "10 writes a second, flushed every second, with deduplication and ledgers of 70 entries": {
         "managedLedgerDefaultMarkDeleteRateLimit": 10.0, "managedLedgerCursorPositionFlushSeconds": 1,
+        "managedLedgerMaxEntriesPerLedger": 70, "brokerDeduplicationEnabled": "true",
     },
     "at most 20 ranges, flushed every 3 s": {
         "managedLedgerDefaultMarkDeleteRateLimit": 1.0, "managedLedgerCursorPositionFlushSeconds": 3,
@@ -46,60 +50,51 @@ class BrokerKills:
         self._cluster = cluster
         self._rng = random.Random(26)
         self._traffic = [KillTraffic(scenario) for scenario in SCENARIOS]
-        self._last = self._snapshot = None  # the policy of the last kill; the snapshot before it
+        self._last = self._snapshot = None  # the policy of the last kill; the snapshot before it if it was quiet
         self._killed_ms = []  # of each kill, before it
-        self._counted = {}  # topic -> for each kill, the entries that came
+        self._came = {}  # topic -> for each kill, the entries that came, and when they were acked
         kills = _KILLS_PER_POLICY * len(_POLICIES)
         self.section = Section(
             self.TITLE,
             f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
             f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(SCENARIOS)} topics: Shared,"
-            " Key_Shared, Failover and Exclusive, two partitions, delayed messages, batches with and without acks of"
-            " single messages, and cumulative acks, also inside a batch. `ackstate redelivery` answers from the trace"
-            " that the interceptor's files become. `ackstate pulsar record` polls the cluster once a second all the"
-            " while, and `ackstate pulsar snapshot` looks just before each kill. All three are compared with the"
-            " messages that the client receives.",
+            " Key_Shared whose consumers change, Failover and Exclusive, two partitions, delayed messages, batches with"
+            " and without acks of single messages, cumulative acks, also inside a batch, a compacted topic and an odd"
+            " name. Every second kill comes in the middle of acks and of other messages. `ackstate redelivery` answers"
+            " from the trace that the interceptor's files become. `ackstate pulsar record` polls the cluster once a"
+            " second all the while. Both must list every crash that lost acks, and no other, and name the entries that"
+            " the client receives again, but for acks of the last moment. `ackstate pulsar snapshot` looks just before"
+            " each quiet kill: its one number must be theirs.",
         )
 
     def run(self):
         """Run it."""
         with TemporaryDirectory() as directory:
             self._cluster.admin("persistent/public/default/kill-partitioned/partitions", method="PUT", body=2)
-            recording = Path(directory, "recording")
-            recorder = None
-            number = 0
-            try:
-                for policy, settings in _POLICIES.items():
-                    for _ in range(_KILLS_PER_POLICY):
-                        self._cluster.stop_broker()
-                        self._cluster.start_broker(**settings, **interceptor(directory, recording))
-                        client = self._opened(number)
-                        # It lists topics only once a minute.
-                        recorder = recorder or self._start_recorder(Path(directory, "polls"))
-                        self._kill(client)
-                        self._last = policy
-                        number += 1
+            recording, polls = Path(directory, "recording"), Path(directory, "polls")
+            policies = [policy for policy in _POLICIES for _ in range(_KILLS_PER_POLICY)]
+            self._cluster.stop_broker()
+            self._cluster.start_broker(**_POLICIES[policies[0]], **interceptor(directory, recording))
+            with client_of(self._cluster) as client:
+                for each in self._traffic:
+                    each.open(client)
+            # It lists topics only once a minute.
+            with recorded(self._cluster, polls, "public/default/kill-*"):
+                for number, policy in enumerate(policies):
+                    self._cluster.stop_broker()
+                    self._cluster.start_broker(**_POLICIES[policy], **interceptor(directory, recording))
+                    self._kill(self._opened(number), in_traffic=number % 2 == 1)
+                    self._last = policy
                 self._cluster.start_broker(**interceptor(directory, recording))
                 with client_of(self._cluster) as client:
-                    self._open(client, number)
+                    self._open(client, len(policies))
                     time.sleep(15)
-            finally:
-                if recorder is not None:
-                    recorder.send_signal(signal.SIGTERM)
-                    recorder.wait(timeout=60)
-            self._judge_polls(Path(directory, "polls"))
-            self._judge_trace(Path(directory))
+            self._judge("recorder", polls, _BETWEEN_POLLS_S)
+            trace = Path(directory, "trace")
+            status, _, errors = ackstate("trace", "convert", recording, trace)
+            self.section.compare("interceptor: recordings converted into a trace", status, 0, where=errors)
+            self._judge("interceptor", trace, _IN_TRAFFIC_S)
         return [self.section]
-
-    def _start_recorder(self, trace):
-        words = [
-            "pulsar", "record", self._cluster.web_url, trace, "--metadata", f"zk:{self._cluster.hosts}",
-            "--topics", "public/default/kill-*", "--every", "1s",
-        ]  # fmt: skip
-        return subprocess.Popen(
-            [str(Path(sys.prefix, "bin", "ackstate")), *map(str, words)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
 
     def _opened(self, number):
         """Count the redelivery after the last kill, and publish; return the client."""
@@ -115,59 +110,117 @@ class BrokerKills:
                 each.open(client)
         for each in self._traffic:
             each.publish(client)
+            if each.scenario.is_compacted:
+                self._cluster.admin(f"persistent/public/default/{each.scenario.topic}/compaction", method="PUT")
         return client
 
-    def _kill(self, client):
+    def _kill(self, client, *, in_traffic):
         """Ack and kill."""
         begun_s = time.monotonic()
         for _ in range(self._rng.randrange(2, 6)):
             for each in self._traffic:
                 each.ack(self._rng, self._rng.uniform(0.2, 0.6))
             time.sleep(self._rng.uniform(0.15, 0.9))
+        for each in self._traffic:
+            each.replace_consumer(client)
         # The recorder needs a poll after the last ack.
         time.sleep(max(2.5, 9 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
-        self._snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
-        self._killed_ms.append(time.time_ns() // 1_000_000)
-        self._cluster.kill_broker()
+        self._snapshot = None
+        if in_traffic:
+            killing = threading.Timer(self._rng.uniform(1, 3), self._die)
+            killing.start()
+            while killing.is_alive():
+                for each in self._traffic:
+                    each.publish_others(client)
+                    each.ack(self._rng, self._rng.uniform(0.02, 0.1))
+                time.sleep(0.05)
+            killing.join()
+        else:
+            words = ("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
+            self._snapshot = ackstate_json(*words)
+            self._die()
         threading.Thread(target=client.close, daemon=True).start()
 
+    def _die(self):
+        self._killed_ms.append(time.time_ns() // 1_000_000)
+        self._cluster.kill_broker()
+
     def _open(self, client, number):
-        snapshot = _bounds(self._snapshot)
         for each in self._traffic:
-            entries = each.whole_entries(each.open(client))
-            for topic in sorted({topic for topic, _ in each.names.values()}):
+            found = each.whole_entries(each.open(client))
+            for topic, entries in sorted(found.items()):
                 where = f"kill {number}, {self._last}, {topic}"
-                low, high = snapshot[topic]
-                self.section.compare(
-                    "snapshot: numbers of entries within the bounds", low <= entries[topic] <= high, True,
-                    where=f"{where}: {entries[topic]} of {low} to {high}",
-                )  # fmt: skip
-                self._counted.setdefault(topic, []).append((where, entries[topic]))
+                self._came.setdefault(topic, []).append((where, entries))
+                if self._snapshot is None:
+                    continue
+                said = [
+                    (one["at_least"], one["comes_back"])
+                    for one in self._snapshot["subscriptions"]
+                    if (_short(one["topic"]), one["subscription"]) == (topic, "s")
+                ]
+                count = len(entries)
+                self.section.compare("snapshot: numbers of quiet kills", said, [(count, count)], where=where)
 
-    def _judge_polls(self, trace):
-        """Compare what the trace of polls redelivers at each kill with the counts; a load that lost nothing is none."""
+    def _judge(self, source, trace, late_s):
+        """Compare the crashes of a trace, and the entries that each names, with what came back after each kill."""
+        compare = self.section.compare
         checked = ackstate_json("trace", "check", trace)
-        self.section.compare("recorder: events of a cursor that is one", checked["events"] > 0, True)
+        compare(
+            f"{source}: traces without dropped events", (checked["events"] > 0, checked["dropped_events"]), (True, 0)
+        )
+        numbers = {
+            _short(each["topic"]): [(one["at_crash_if_written"], one["at_crash"]) for one in each["crashes"]]
+            for each in ackstate_json("redelivery", trace, "--engine", "local")["subscriptions"]
+            if each["subscription"] == "s"
+        }
+        crashes = crashes_of(trace)
         ends_ms = [*self._killed_ms[1:], 1 << 62]
-        for each in ackstate_json("redelivery", trace, "--engine", "local")["subscriptions"]:
-            counted = self._counted[_short(each["topic"])]
-            for (where, entries), begin_ms, end_ms in zip(counted, self._killed_ms, ends_ms, strict=True):
-                found = [crash["at_crash"] for crash in each["crashes"] if begin_ms <= crash["ts_ms"] < end_ms]
-                expected = [entries] if entries else []
-                self.section.compare("recorder: crashes, and entries redelivered", found, expected, where=where)
-
-    def _judge_trace(self, directory):
-        """Compare the crashes of the trace converted from all recordings with the counts."""
-        trace = directory / "trace"
-        status, _, errors = ackstate("trace", "convert", directory / "recording", trace)
-        checked = ackstate_json("trace", "check", trace)
-        self.section.compare("interceptor: recordings without dropped events", checked["dropped_events"], 0)
-        self.section.compare("interceptor: recordings converted into a trace", status, 0, where=errors)
-        for topic, intervals in _at_crashes(trace).items():
-            for (where, entries), (low, high) in zip(self._counted[topic], intervals, strict=False):
-                self.section.compare(
-                    "interceptor: entries redelivered by the trace", (low, high), (entries, entries), where=where
+        for topic, came in self._came.items():
+            listed = {}  # kill -> the entries named, and the numbers, of its crash
+            for (ts_ms, named), bounds in zip(crashes.get((topic, "s"), ()), numbers[topic], strict=True):
+                kill = next((kill for kill, end_ms in enumerate(ends_ms) if ts_ms < end_ms - 500), None)
+                compare(
+                    f"{source}: crashes that are kills, once each", kill is None or kill in listed, False, where=topic
                 )
+                listed[kill] = named, bounds
+            for kill, (where, entries) in enumerate(came):
+                named, bounds = listed.get(kill, (set(), (0, 0)))
+                killed_s = self._killed_ms[kill] / 1_000
+                missing = [killed_s - acked_s for entry, acked_s in entries.items() if entry not in named]
+                found = (len(named - entries.keys()), [round(each, 3) for each in missing if each > late_s])
+                compare(f"{source}: entries named that came, and no other missing", found, (0, []), where=where)
+                compare(f"{source}: numbers of what is named", bounds, (len(named),) * 2, where=where)
+
+
+@contextmanager
+def recorded(cluster, trace, topics):
+    """Poll topics of a cluster once a second, into a trace."""
+    words = [
+        "pulsar", "record", cluster.web_url, trace, "--metadata", f"zk:{cluster.hosts}", "--topics", topics,
+        "--every", "1s",
+    ]  # fmt: skip
+    recorder = started(*words)
+    try:
+        yield
+    finally:
+        recorder.send_signal(signal.SIGTERM)
+        recorder.wait(timeout=60)
+
+
+def crashes_of(trace):
+    """Return (topic, subscription) -> the crashes of a trace: when, and the entries that came back."""
+    found = {}
+    for (topic, subscription), events in read_back(trace).items():
+        crashes, named = found.setdefault((_short(topic), subscription), []), set()
+        for event in events:
+            if event.kind is EventKind.CRASH:
+                named = set()
+                crashes.append((event.ts_ms, named))
+            elif event.kind is EventKind.RESET:
+                named = set()
+            elif event.kind is EventKind.REDELIVER:
+                named |= {f"{event.ledger_id}:{entry}" for entry in range(event.first_entry, event.last_entry + 1)}
+    return found
 
 
 def interceptor(directory, recording):
@@ -176,22 +229,6 @@ def interceptor(directory, recording):
         "brokerInterceptors": "ackstate", "brokerInterceptorsDirectory": _ROOT / "interceptor" / "target",
         "narExtractionDirectory": Path(directory, "nar"), "ackstateRecorderDirectory": recording,
     }  # fmt: skip
-
-
-def _bounds(snapshot):
-    """Return the least and the most that a snapshot says, by topic."""
-    return {_short(each["topic"]): (each["at_least"], each["comes_back"]) for each in snapshot["subscriptions"]}
-
-
-def _at_crashes(trace):
-    """Return the bounds at each crash of a trace, by topic."""
-    found = ackstate_json("redelivery", trace, "--engine", "local")
-    return {_short(each["topic"]): [_bounds_at(crash) for crash in each["crashes"]] for each in found["subscriptions"]}
-
-
-def _bounds_at(crash):
-    """Return the lowest and the highest number at a crash."""
-    return crash["at_crash_if_written"], crash["at_crash"]
 
 
 def _short(topic):

@@ -9,6 +9,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
 import pulsar
@@ -17,10 +19,11 @@ from ackstate.analysis.pulsar.durable import DurableReader
 from live.command import ackstate_json
 from live.findings import Section
 from live.java_process import JARS
+from live.kills import crashes_of, recorded
 from live.messages import place_of, publish, subscribe
 
 _TOPICS, _SUBSCRIPTIONS, _PUBLISHED = 12, 5, 120
-_KILLS_PER_POLICY = 2
+_KILLS_PER_POLICY = int(os.environ.get("KILLS") or 2)
 _RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 _PLACE = re.compile(r"entry (\d+) of cursor ledger (\d+)")
 _POLICIES = (
@@ -45,6 +48,7 @@ class Snapshots:
         self._cluster = cluster
         self._rng = random.Random(46)
         self._consumers = {}  # (topic, subscription) -> its consumer
+        self._lost = {}  # (topic, subscription) -> for each kill, the entries that its successor does not know
         self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
         count = _TOPICS * _SUBSCRIPTIONS
         self.section = Section(
@@ -53,14 +57,29 @@ class Snapshots:
             f" {len(_POLICIES)} policies. Each subscription is moved by any of: acks with and without holes, skip,"
             " skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once with the metadata and"
             " once without. Both are compared with the entries that were acked in the broker's memory and that its"
-            " successor does not know, and with those that the client receives again.",
+            " successor does not know, and with those that the client receives again. `ackstate pulsar record` polls"
+            " all the while: it must list each crash, with the entries that came back.",
         )
 
     def run(self):
         """Run it."""
-        policies = [each for each in _POLICIES for _ in range(_KILLS_PER_POLICY)]
         self._cluster.stop_broker()
-        self._start(policies[0])
+        self._start(_POLICIES[0])
+        self._opened().close()
+        with TemporaryDirectory() as directory:
+            trace = Path(directory, "trace")
+            with recorded(self._cluster, trace, "public/default/snapshot-*"):
+                self._kill()
+            found = crashes_of(trace)
+        for (topic, subscription), lost in self._lost.items():
+            crashes = [entries for entries in lost if entries]
+            named = [entries for _, entries in found.get((topic.rpartition("/")[2], subscription), ())]
+            where = f"{topic}, {subscription}"
+            self.section.compare("crashes of the recorder, with what came back", named, crashes, where=where)
+        return [self.section]
+
+    def _kill(self):
+        policies = [each for each in _POLICIES for _ in range(_KILLS_PER_POLICY)]
         with DurableReader(f"zk:{self._cluster.hosts}", class_path=str(JARS)) as reader:
             client = self._opened()
             for number, policy in enumerate(policies):
@@ -76,11 +95,12 @@ class Snapshots:
                 client = self._opened(before)
                 for name in self._names():
                     lost = before[name] - after[name]
+                    self._lost.setdefault(name, []).append({f"{ledger}:{entry}" for ledger, entry in lost})
                     where = f"kill {number}, {policy}, {name}: {len(lost)} of {len(before[name])} acked"
                     self.section.compare("entries that the client receives again", self._came[name], lost, where=where)
                     self._judge(where, said[name], bound[name]["comes_back"], places[name], len(lost))
+            time.sleep(5)  # a poll after the last load
             client.close()
-        return [self.section]
 
     def _start(self, policy):
         # A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ class KillScenario(NamedTuple):
         index_acks: Whether the client acks single messages of a batch.
         partitions: Of the topic, or 0.
         delay_ms: By which a third of the messages is delayed.
-        consumers: Their number.
+        consumers: Their number; if several, the first one leaves in each round, and another comes.
+        is_compacted: Whether the topic is compacted in each round.
     """
 
     topic: str
@@ -35,6 +37,7 @@ class KillScenario(NamedTuple):
     partitions: int = 0
     delay_ms: int = 0
     consumers: int = 1
+    is_compacted: bool = False
 
 
 _TYPES = pulsar.ConsumerType
@@ -49,6 +52,8 @@ SCENARIOS = (
     KillScenario("kill-whole-batches", _TYPES.Shared, batch=_BATCH, index_acks=False),
     KillScenario("kill-partitioned", _TYPES.Shared, partitions=2),
     KillScenario("kill-delayed", _TYPES.Shared, delay_ms=1_200),
+    KillScenario("kill-compacted", _TYPES.Shared, is_compacted=True),
+    KillScenario("kill-odd ü+%20~", _TYPES.Shared),
 )
 
 
@@ -59,20 +64,36 @@ class KillTraffic:
         self.scenario = scenario
         self.published = 0
         self.names = {}  # number -> its topic, and its entry and index
-        self.acked = set()
+        self.acked = {}  # number -> when the client acked it, s
         self.consumers, self.messages = [], {}
 
     def open(self, client):
-        """Open the consumers, and receive everything that is not acked; return the acked messages that came."""
-        options = {"consumer_type": self.scenario.type, "batch_index_ack_enabled": self.scenario.index_acks}
+        """Open the consumers, and receive what is not acked; return the acked messages that came, and when acked."""
         self.messages = {}
-        self.consumers = [
-            subscribe(client, self.scenario.topic, "s", **options) for _ in range(self.scenario.consumers)
-        ]
-        self._receive(set(range(self.published)) - self.acked)
-        came = self.acked & self.messages.keys()
-        self.acked -= came
-        return came
+        self.consumers = [self._subscribed(client) for _ in range(self.scenario.consumers)]
+        self._receive(set(range(self.published)) - self.acked.keys())
+        return {number: self.acked.pop(number) for number in self.acked.keys() & self.messages.keys()}
+
+    def _subscribed(self, client):
+        options = {"consumer_type": self.scenario.type, "batch_index_ack_enabled": self.scenario.index_acks}
+        return subscribe(client, self.scenario.topic, "s", **options)
+
+    def replace_consumer(self, client):
+        """Close the first of several consumers, and open another, which waits for messages until others are acked."""
+        if len(self.consumers) > 1:
+            left, *others = self.consumers
+            self.consumers = [*others, self._subscribed(client)]
+            left.close()
+            held = {number for number, (consumer, _) in self.messages.items() if consumer is left}
+            self.messages = {number: held_by for number, held_by in self.messages.items() if number not in held}
+            self._receive(held - self.acked.keys())
+
+    def publish_others(self, client):
+        """Publish messages that nobody acks, and do not wait for them."""
+        if not self.scenario.is_cumulative:
+            producer = client.create_producer(self.scenario.topic, batching_enabled=False, send_timeout_millis=1_000)
+            for _ in range(20):
+                producer.send_async(b"", lambda *_: None, partition_key="0")
 
     def publish(self, client):
         """Publish messages, and receive them."""
@@ -105,6 +126,8 @@ class KillTraffic:
             assert time.monotonic() < deadline_s, f"{self.scenario.topic}: {len(missing)} messages are missing"
 
     def _note(self, consumer, message):
+        if not message.data():
+            return
         number = int(message.data())
         entry, index = place_of(message)
         partition = f"-partition-{message.message_id().partition()}" if self.scenario.partitions else ""
@@ -116,12 +139,14 @@ class KillTraffic:
 
     def ack(self, rng, share):
         """Ack some of the messages that are not acked."""
-        left = sorted(self.messages.keys() - self.acked)
-        if self.scenario.is_cumulative:
+        left = sorted(self.messages.keys() - self.acked.keys())
+        now_s = time.time()
+        if self.scenario.is_cumulative and left:
             last = left[int(share * (len(left) - 1))]
             consumer, message = self.messages[last]
-            consumer.acknowledge_cumulative(message)
-            self.acked |= {number for number in left if number <= last}
+            with suppress(pulsar.PulsarException):  # the broker is dead
+                consumer.acknowledge_cumulative(message)
+            self.acked |= {number: now_s for number in left if number <= last}
             return
         chosen = set(rng.sample(left, int(share * len(left))))
         if self.scenario.batch and not self.scenario.index_acks:
@@ -129,20 +154,20 @@ class KillTraffic:
             chosen = {number for number in left if number // _BATCH % 3}
         for number in sorted(chosen):
             consumer, message = self.messages[number]
-            consumer.acknowledge(message)
-        self.acked |= chosen
+            with suppress(pulsar.PulsarException):  # the broker is dead
+                consumer.acknowledge(message)
+        self.acked |= dict.fromkeys(chosen, now_s)
 
     def whole_entries(self, came):
-        """Return the number of entries, by topic, that were acked as a whole and of which messages came."""
+        """Return by topic the entries, acked as a whole, of which messages came: entry -> when acked as a whole."""
         entries = {}
-        for number in self.names:
-            topic, name = self.names[number]
-            entry = ":".join(name.split(":")[:2])
-            entries.setdefault((topic, entry), []).append(number)
-        found = {}
-        for (topic, _), numbers in entries.items():
-            is_back = came.intersection(numbers) and all(each in self.acked or each in came for each in numbers)
-            found[topic] = found.get(topic, 0) + bool(is_back)
+        for number, (topic, name) in self.names.items():
+            entries.setdefault((topic, ":".join(name.split(":")[:2])), []).append(number)
+        found = {topic: {} for topic, _ in entries}
+        acked = self.acked | came
+        for (topic, entry), numbers in entries.items():
+            if came.keys() & set(numbers) and acked.keys() >= set(numbers):
+                found[topic][entry] = max(acked[each] for each in numbers)
         return found
 
 

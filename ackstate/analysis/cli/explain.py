@@ -218,12 +218,12 @@ def _explain_live(
     if missing and len(missing) == len(topics):
         if source.cursor_properties is None or any(each.reason != "gone" for each in missing):
             raise missing[0].error
-        if not source.metadata_url:
+        if not source.settings.metadata_url:
             raise AckStateError(
                 f"{missing[0].error}; a broker of Pulsar does not explain holes: name its metadata store instead, as"
                 " pulsar+zk://HOST:PORT/TENANT/NAMESPACE/TOPIC"
             )
-        return source.metadata_url
+        return source.settings.metadata_url
     missing = [*unlisted, *missing]
     chosen = [each for each in found if subscription in {None, each.subscription.subscription}]
     if not chosen and subscription is not None:

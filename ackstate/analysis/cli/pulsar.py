@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -22,20 +22,16 @@ from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.progress import Progress
     from rich.table import Table
 
     from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.judgement import Judgement
     from ackstate.analysis.pulsar.recorder import Progress as Recorded
-    from ackstate.analysis.pulsar.sources import Source, Unread
+    from ackstate.analysis.pulsar.sources import LiveBroker, Unread
     from ackstate.analysis.pulsar.trace_directory import Resumed
 
-
-_Answer = TypeVar("_Answer")
-_Outcomes: TypeAlias = "dict[str, _Answer | AckStateError]"
 
 _REASONS_MAX = 20  # subscriptions shown with reasons
 _CLOSE_PERCENT = 80
@@ -101,10 +97,7 @@ def check_extra() -> None:
 
 
 def snapshot(
-    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A broker, as http://HOST:8080.")] = None,
-    recorded: Annotated[
-        list[Path] | None, typer.Option("--from", metavar="PATH", help="Files or directories of recorded answers.")
-    ] = None,
+    url: Annotated[str, typer.Argument(metavar="URL", help="A broker, as http://HOST:8080.")],
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
     topic: TopicOption = None,
@@ -133,25 +126,14 @@ def snapshot(
     Exit status: 0, 1 if a topic, namespace or tenant could not be read, 2 if
     none could.
     """
-    if (url is None) == (not recorded):
-        raise typer.BadParameter("give either the URL of a broker or --from")
-    if recorded and (metadata or tenant or namespace or topic):
-        raise typer.BadParameter("--from reads all that it finds: without --metadata, --tenant, --namespace, --topic")
-    with ExitStack() as stack:
-        if url is not None:
-            connections = opened_admin(
-                url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
-                answer_mib_max=answer_mib_max,
-            )  # fmt: skip
-            admin = stack.enter_context(connections)
-            from ackstate.analysis.pulsar.sources import LiveBroker
+    connections = opened_admin(
+        url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
+        answer_mib_max=answer_mib_max,
+    )  # fmt: skip
+    with connections as admin:
+        from ackstate.analysis.pulsar.sources import LiveBroker
 
-            source: Source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
-        else:
-            check_extra()
-            from ackstate.analysis.pulsar.sources import RecordedAnswers
-
-            source = RecordedAnswers(recorded or [])
+        source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
         look = _looked(source, metadata)
     if json:
         console.write_json(_json(look, top=top))
@@ -168,25 +150,20 @@ class _Look(NamedTuple):
     why_not: str  # why none was read; empty if one was
 
 
-def _looked(source: Source, metadata: str | None) -> _Look:
+def _looked(source: LiveBroker, metadata: str | None) -> _Look:
     from ackstate.analysis.pulsar.durable import reader_of
     from ackstate.analysis.pulsar.judgement import by_name, judge_topic, most_redelivered_first
-    from ackstate.analysis.pulsar.sources import LiveBroker, Unread
+    from ackstate.analysis.pulsar.sources import Unread, request_all
 
     topics, unlisted = source.listing()
-    chosen, reader, why_not = "", None, "only files were read"
-    with console.progress() as progress, ExitStack() as stack:
-        settings = _of_all(topics, source.settings, progress, "settings of topics")
-        if isinstance(source, LiveBroker):
-            chosen = metadata or source.metadata_url
-            reader, why_not = reader_of(metadata, source.metadata_url)
-        if reader is not None:
-            stack.enter_context(reader)
+    reader, why_not = reader_of(metadata, source.settings.metadata_url)
+    with console.progress() as progress, reader or nullcontext():
+        task = progress.add_task("looking at topics", total=len(topics))
 
         def judged(topic: str) -> list[Judgement]:
-            return judge_topic(topic, source, _had(settings[topic]), reader, unread=why_not)
+            return judge_topic(topic, source, reader, unread=why_not)
 
-        outcomes = _of_all(topics, judged, progress, "looking at topics")
+        outcomes = request_all(topics, judged, done=lambda: progress.advance(task))
     found: list[Judgement] = []
     missing: list[Unread] = []
     for topic, outcome in outcomes.items():
@@ -197,20 +174,8 @@ def _looked(source: Source, metadata: str | None) -> _Look:
     if missing and len(missing) == len(topics):
         raise missing[0].error
     unread = sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
-    return _Look(most_redelivered_first(found), unread, chosen if reader else "", why_not)
-
-
-def _of_all(topics: Sequence[str], ask: Callable[[str], _Answer], progress: Progress, what: str) -> _Outcomes[_Answer]:
-    from ackstate.analysis.pulsar.sources import request_all
-
-    task = progress.add_task(what, total=len(topics))
-    return request_all(topics, ask, done=lambda: progress.advance(task))
-
-
-def _had(outcome: _Answer | AckStateError) -> _Answer:
-    if isinstance(outcome, AckStateError):
-        raise outcome
-    return outcome
+    read = metadata or source.settings.metadata_url if reader else ""
+    return _Look(most_redelivered_first(found), unread, read, why_not)
 
 
 def _json(look: _Look, *, top: int | None = None) -> dict[str, Any]:
@@ -351,10 +316,8 @@ def exporter(
         from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
         from ackstate.analysis.pulsar.sources import LiveBroker
 
-        def make_source() -> LiveBroker:
-            return LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
-
-        with closing(Collector(make_source, lambda found: reader_of(metadata, found))) as collector:
+        source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
+        with closing(Collector(source, lambda found: reader_of(metadata, found))) as collector:
             run_exporter(
                 collector,
                 ExporterCollector(lambda: admin.request_count),
@@ -431,7 +394,7 @@ def record(
                 "the broker embeds ackstate and has no metadata of Pulsar: record its cursors in the broker, with "
                 "ackstate.analysis.trace.recording.Recording"
             )
-        durable, why_not = reader_of(metadata, source.metadata_url)
+        durable, why_not = reader_of(metadata, source.settings.metadata_url)
         if durable is None:
             raise AckStateError(
                 f"what is durable of a cursor is in the cluster's metadata store: {why_not}. Without access to it, "

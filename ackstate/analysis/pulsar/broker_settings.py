@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
-CONSUMER_UNACKED = "maxUnackedMessagesPerConsumer"
-SUBSCRIPTION_UNACKED = "maxUnackedMessagesPerSubscription"
 MESSAGE_BYTES = "maxMessageSize"
 UNPERSISTED_BYTES = "maxUnPersistAckRecordsBytes"
 
@@ -28,21 +26,18 @@ _LATEST = "4.2.4"
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The settings in effect for one topic. The defaults are those of Pulsar 4.2."""
+    """The settings of a broker. The defaults are those of Pulsar 4.2."""
 
     version: str = _LATEST  # Version of the broker
     form: RangeForm = RangeForm.WORDS  # The form of acked entries in a cursor-ledger entry
     range_count_max: int = 10_000  # ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`
     metadata_range_count_max: int = 1_000  # The same limit in the metadata store
     record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES  # The largest entry that BookKeeper accepts
-    consumer_unacked_max: int = 50_000  # Unacked messages of a consumer; 0 is no limit
-    subscription_unacked_max: int = 200_000  # Unacked messages of a subscription; 0 is no limit
     unpersisted_bytes_max: int | None = None  # ``maxUnPersistAckRecordsBytes``; None for a broker without this setting
     can_have_words: bool = True  # Whether the broker has a setting for `form`
     is_paused_by_ranges: bool = False  # Whether dispatch pauses above `range_count_max` ranges
-    metadata_url: str = (
-        ""  # The metadata store, if it is ZooKeeper, as ``zk:HOST:PORT``; empty if it is not, or unknown
-    )
+    # The metadata store, if it is ZooKeeper, as ``zk:HOST:PORT``; empty if it is not, or unknown.
+    metadata_url: str = ""
     # The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
     assumed: str = ""
 
@@ -74,20 +69,6 @@ def broker_settings(configuration: Mapping[str, str] | None, version: str = "", 
         raise SnapshotError(f"configuration of the broker: {error}") from None
 
 
-def with_policies(
-    settings: BrokerSettings,
-    *,
-    consumer_unacked_max: Any = None,
-    subscription_unacked_max: Any = None,
-) -> BrokerSettings:
-    """Return settings with the overrides of a namespace or a topic; None overrides nothing."""
-    found = {"consumer_unacked_max": consumer_unacked_max, "subscription_unacked_max": subscription_unacked_max}
-    for name, value in found.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise SnapshotError(f"policies: {name.replace('_', ' ')} must be a number, got {value!r}")
-    return replace(settings, **{name: value for name, value in found.items() if value is not None and value >= 0})
-
-
 def _defaults(version: str, *, assumed: str) -> BrokerSettings:
     known = BrokerSettings(version=version or _LATEST, assumed=assumed)
     if _numbers(known.version) >= (5, 0):
@@ -105,8 +86,6 @@ def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
         "range_count_max": ours.get("range_count_max"),
         "metadata_range_count_max": ours.get("metadata_range_count_max"),
         "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
-        "consumer_unacked_max": whole_number(configuration, CONSUMER_UNACKED, least=0),
-        "subscription_unacked_max": whole_number(configuration, SUBSCRIPTION_UNACKED, least=0),
         "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
         "is_paused_by_ranges": flag(configuration, PAUSE),
         "can_have_words": True if pulsar_conf.AS_WORDS in configuration else None,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.sources import LiveBroker
 
 
-SETTINGS_S = 3_600.0
-"""Settings of topics, which cost several requests each, are read again after this time."""
+READER_S = 3_600.0
+"""A metadata store that could not be opened is tried again after this time."""
 
 
 class Collection(NamedTuple):
@@ -49,35 +49,31 @@ class Collector:
     """Collects from one cluster; calls of `collect` must not overlap.
 
     Args:
-        make_source: Makes a source whose settings are to be read.
+        source: The cluster.
         open_reader: Opens a reader of what is durable, given the metadata store that the broker names; or returns None
-            and why. It is called again with each new source until it returns one.
+            and why.
     """
 
     def __init__(
         self,
-        make_source: Callable[[], LiveBroker],
+        source: LiveBroker,
         open_reader: Callable[[str], tuple[DurableReader | None, str]],
     ) -> None:
-        self._make_source, self._open_reader = make_source, open_reader
-        self._source = make_source()
-        self._source_s = time.monotonic()
+        self._source, self._open_reader = source, open_reader
+        self._tried_s = -READER_S  # when it was last opened
         self._reader: DurableReader | None = None
         self.unread = ""
         """Why what is durable is not read; empty if it is."""
-        self._has_tried = False
         self._owners: dict[str, str] = {}
 
     def collect(self) -> Collection:
         """Look at every topic once. A failure is part of the result, and does not raise."""
         begun_s = time.monotonic()
-        if begun_s - self._source_s >= SETTINGS_S:
-            self._source, self._source_s, self._has_tried = self._make_source(), begun_s, False
         try:
             topics, unlisted = self._source.listing()
-            if self._reader is None and not self._has_tried:
-                self._reader, self.unread = self._open_reader(self._source.metadata_url)
-                self._has_tried = True
+            if self._reader is None and begun_s - self._tried_s >= READER_S:
+                self._reader, self.unread = self._open_reader(self._source.settings.metadata_url)
+                self._tried_s = begun_s
         except AckStateError as error:
             return Collection(failure=str(error), ended_s=time.time(), duration_s=time.monotonic() - begun_s)
         judgements: list[Judgement] = []
@@ -101,7 +97,7 @@ class Collector:
             self._reader.close()
 
     def _judged(self, topic: str) -> list[Judgement]:
-        return judge_topic(topic, self._source, self._source.settings(topic), self._reader, unread=self.unread)
+        return judge_topic(topic, self._source, self._reader, unread=self.unread)
 
 
 _LABELS = ("namespace", "topic", "subscription", "broker")

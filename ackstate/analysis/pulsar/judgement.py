@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicInternals,
         TopicStats,
     )
-    from ackstate.analysis.pulsar.sources import Source, TopicAnswers
+    from ackstate.analysis.pulsar.sources import LiveBroker, TopicAnswers
 
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
@@ -59,16 +59,14 @@ class LimitUse(NamedTuple):
         return 100 * self.used / self.limit if self.limit else 100.0
 
 
-def limit_uses(
-    acks: Acked, cursor: CursorInternals, stats: SubscriptionStats | None, settings: BrokerSettings
-) -> list[LimitUse]:
-    """Return the limits that affect a cursor, the closest first; limits that are off are omitted.
+def limit_uses(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> list[LimitUse]:
+    """Return the limits on the state of a cursor, the closest first; limits that are off are omitted.
 
     The limit of the metadata store is last, because exceeding it loses nothing: a closing cursor then keeps its ledger.
 
     Complexity: O(bytes of the acked ranges in either form).
     """
-    found = [*_of_ranges(acks, cursor, settings), *_of_bytes(acks, cursor, settings), *_of_unacked(stats, settings)]
+    found = [*_of_ranges(acks, cursor, settings), *_of_bytes(acks, cursor, settings)]
     return sorted(found, key=lambda use: (use.setting == pulsar_conf.METADATA_RANGES, -use.percent))
 
 
@@ -121,19 +119,6 @@ def _holes_left(bytes_left: int, acks: Acked) -> int:
     ranges = acks.deleted.range_count
     mean = acks.deleted.record_bytes / ranges if ranges else 24.0  # for ledger ids up to 3,000,000 and 50,000 entries
     return max(int(bytes_left / mean), 0)
-
-
-def _of_unacked(stats: SubscriptionStats | None, settings: BrokerSettings) -> Iterator[LimitUse]:
-    if stats is None:
-        return
-    most = max((consumer.unacked_messages for consumer in stats.consumers), default=0)
-    of_consumer, of_all = settings.consumer_unacked_max, settings.subscription_unacked_max
-    advice = "ack delivered messages, or raise it"
-    if of_consumer:
-        yield LimitUse(broker_settings.CONSUMER_UNACKED, "unacked of a consumer", most, of_consumer, None, advice)
-    if of_all:
-        used = stats.unacked_messages
-        yield LimitUse(broker_settings.SUBSCRIPTION_UNACKED, "unacked messages", used, of_all, None, advice)
 
 
 def _messages_per_entry(
@@ -226,9 +211,7 @@ class Looks(NamedTuple):
     durable: Mapping[str, DurableState | AckStateError]
 
 
-def judge_topic(
-    topic: str, source: Source, settings: BrokerSettings, reader: DurableReader | None, *, unread: str
-) -> list[Judgement]:
+def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *, unread: str) -> list[Judgement]:
     """Look at a topic and return the judgement of each cursor, in the order of their names.
 
     What is durable is read between two looks at the broker's memory, and once more if acks came meanwhile. Without a
@@ -247,7 +230,7 @@ def judge_topic(
             except AckStateError as error:
                 durable = dict.fromkeys(names, error)
             answers = answers._replace(internals=source.internals(topic))
-        found = judge(topic, Looks(answers, before, durable), settings)
+        found = judge(topic, Looks(answers, before, durable), source.settings)
         if not any(each.is_moving for each in found):
             break
     return found
@@ -319,8 +302,8 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings, count
     may_have_batches = back is not None and (mean is None or mean > 1 or has_batches)
     if cursor.redelivery_if_crashed is not None:
         may_have_batches = bool(cursor.redelivery_if_crashed.batches)
-    # Few ranges go to the metadata record, which is a list; more go to the cursor ledger. With 4.2.4, partly acked
-    # batches are redelivered in the first case: it writes them but does not read them.
+    # Few ranges go to the metadata record, which is a list; more go to the cursor ledger. Before 5.0.1, partly acked
+    # batches are redelivered in the first case: those releases write them but do not read them.
     closed_form = RangeForm.LIST if cursor.range_count <= settings.metadata_range_count_max else settings.form
     return Judgement(
         topic=topic,
@@ -335,7 +318,7 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings, count
         may_have_batches=may_have_batches,
         cut=_cut(now, cursor, counts, settings, settings.form),
         if_unloaded=_cut(now, cursor, counts, settings, closed_form),
-        limits=() if back is None else limit_uses(now, cursor, stats, settings),
+        limits=() if back is None else limit_uses(now, cursor, settings),
         remarks=[*_remarks(kind, mean, may_have_batches=may_have_batches)],
         assumed=settings.assumed,
     )

@@ -26,7 +26,7 @@ from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
 from ackstate.analysis.trace.recorder import Frame
 from command_line import ENTRY, assert_one_line, run
-from pulsar_admin import INTERNALS, NAMESPACE, PATH, RUNTIME, STATS, Durable, serving, topic_answers
+from pulsar_admin import INTERNALS, PATH, RUNTIME, STATS, Durable, serving, topic_answers
 from pulsar_admin import TOPIC as SMOKE
 
 # Colour, title, bell, C1, end of line, back to its start, right to left, isolate, invisible, line and page separators.
@@ -269,8 +269,7 @@ WRONG = [
     (RUNTIME, ["a"], ["configuration of the broker"]),
     (RUNTIME, {"maxMessageSize": "many"}, ["maxMessageSize", "many"]),
     (RUNTIME, {"managedLedgerMaxUnackedRangesToPersist": "9" * 30}, ["managedLedgerMaxUnackedRangesToPersist"]),
-    (NAMESPACE, (200, b'{"max_unacked_messages_per_consumer": 1' + b"0" * 400 + b"}", {}), ["more than 64 bits"]),
-    (NAMESPACE, {"max_unacked_messages_per_consumer": "9"}, ["policies", "'9'"]),
+    (f"{PATH}/stats", (200, b'{"msgInCounter": 1' + b"0" * 400 + b"}", {}), ["more than 64 bits"]),
     ("/admin/v2/brokers/version", (200, b"new", {}), ["got 'new'"]),
     (LISTED, {"a": 1}, ["must be a list of names"]),
     *(

@@ -1,10 +1,9 @@
-"""`ackstate pulsar snapshot` against a server that answers as a Pulsar broker does, and against files."""
+"""`ackstate pulsar snapshot` against a server that answers as a Pulsar broker does."""
 
 from __future__ import annotations
 
 import copy
 import json
-import shutil
 import socket
 from contextlib import ExitStack
 
@@ -20,12 +19,10 @@ from command_line import assert_one_line, run
 from pulsar_admin import (
     CONFIGURATION,
     INTERNALS,
-    NAMESPACE,
     PATH,
     RUNTIME,
     STATS,
     TOPIC,
-    VECTORS,
     serving,
     topic_answers,
 )
@@ -97,29 +94,30 @@ def test_a_partitioned_topic_is_its_partitions(capsys, make_broker):
     broker = make_broker(
         topic_answers(f"{PATH}-partition-0")
         | topic_answers(f"{PATH}-partition-1")
-        | {f"{PATH}/partitions": {"partitions": 2}, f"{PATH}/maxUnackedMessagesOnConsumer": 60}
+        | {f"{PATH}/partitions": {"partitions": 2}}
     )
     answer = told(capsys, broker.url, "--topic", "smoke")
     assert [each["topic"] for each in answer["subscriptions"]] == [f"{TOPIC}-partition-0", f"{TOPIC}-partition-1"]
     assert answer["brokers"][0]["comes_back"] == 60
-    assert broker.asked.count(f"{PATH}/maxUnackedMessagesOnConsumer") == 1, "policies are of the whole topic"
-    assert limits(answer)["maxUnackedMessagesPerConsumer"] == (30, 60)
 
 
 def limits(answer):
     return {use["setting"]: (use["used"], use["limit"]) for use in answer["subscriptions"][0]["limits"]}
 
 
-def test_policies_override_the_configuration(capsys, make_broker):
-    broker = make_broker({NAMESPACE: {"max_unacked_messages_per_subscription": 40}})
+def test_the_closest_limits_are_told(capsys, make_broker):
+    broker = make_broker()
     found = limits(told(capsys, broker.url, "--namespace", "public/default"))
-    assert found["maxUnackedMessagesPerSubscription"] == (30, 40)
-    assert found["maxUnackedMessagesPerConsumer"] == (30, 50_000)
     assert found["managedLedgerMaxUnackedRangesToPersist"] == (30, 10_000)
     # Position 3:-1, two words of which one has ten bytes, one nine.
     assert found["maxMessageSize"] == (13 + 2 + 2 + 10 + 2, 5 * 1024 * 1024 + 10 * 1024)
-    broker.answers[f"{PATH}/maxUnackedMessagesOnSubscription"] = 0
-    assert "maxUnackedMessagesPerSubscription" not in limits(told(capsys, broker.url, "--tenant", "public"))
+
+
+def test_what_the_limit_of_a_version_would_exclude_is_told(capsys, make_broker):
+    version = {"/admin/v2/brokers/version": (200, b"5.0.1", {})}
+    broker = make_broker(version | {RUNTIME: {"managedLedgerMaxUnackedRangesToPersist": "12"}})
+    # Of one ledger over the limit this version writes a list, up to the limit.
+    assert told(capsys, broker.url)["subscriptions"][0]["cut_if_written_now"] == 18
 
 
 def test_a_configuration_that_may_not_be_read_is_assumed_and_said(capsys, make_broker):
@@ -366,11 +364,6 @@ NOT_LISTED = {
         {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/standalone/x/t"]},
         "topic persistent://demo/standalone/x/t", "unsupported",
     ),
-    "a topic without its settings": (
-        {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/x/t"], f"{NAMESPACE[:20]}/demo/x": (500, b"", {})}
-        | topic_answers(f"{DEMO_X}/t"),
-        "topic persistent://demo/x/t", "failing",
-    ),
     "a topic that may not be read": (
         {DEMO: ["demo/x"], DEMO_X: ["persistent://demo/x/t"], f"{DEMO_X}/t/stats": (403, b"", {})},
         "topic persistent://demo/x/t", "forbidden",
@@ -475,29 +468,3 @@ def test_zookeeper_is_named_only_where_it_is(capsys, make_broker, metadata, is_z
     assert (
         "jute.maxbuffer" in limits(told(capsys, make_broker({RUNTIME: CONFIGURATION | metadata}).url))
     ) is is_zookeeper
-
-
-# --- Files
-
-
-def test_the_recorded_answers_just_work(capsys):
-    answer = told(capsys, "--from", VECTORS)
-    assert {each["topic"]: each["comes_back"] for each in answer["subscriptions"]} == {
-        "after-restart-flush60-alternate-small": 20,
-        "after-restart-graceful-alternate-small": 20,
-        "after-restart-smoke-alternate": 3,
-        "flush60-alternate-small": 20,
-        "graceful-alternate-small": 20,
-        "smoke-alternate": 30,
-    }
-    assert answer["metadata_unread"] == "only files were read"
-
-
-def test_files_of_the_broker_are_read_too(capsys, tmp_path):
-    shutil.copy(VECTORS / "internalStats-smoke-alternate.json", tmp_path)
-    (tmp_path / "version.txt").write_text("5.0.1\n")
-    (tmp_path / "configuration.json").write_text(json.dumps({"managedLedgerMaxUnackedRangesToPersist": "12"}))
-    found = told(capsys, "--from", tmp_path)["subscriptions"][0]
-    # Of one ledger over the limit this version writes a list, up to the limit.
-    assert found["cut_if_written_now"] == 18
-    assert found["settings_assumed"] == ""

@@ -36,7 +36,7 @@ def exported():
 
     def exported(url, *, times=1, between=lambda _number: None, reader=None):
         with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin:
-            collector = Collector(lambda: LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"))
+            collector = Collector(LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"))
             metrics = ExporterCollector(lambda: admin.request_count)
             registry = CollectorRegistry()
             registry.register(metrics)
@@ -98,12 +98,12 @@ def test_a_metadata_store_that_cannot_be_opened_is_tried_again_with_the_settings
     """Each look says why what is durable is unknown."""
     opened = [(None, "no route"), (Durable(), "")]
     with serving() as broker, PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin:
-        collector = Collector(lambda: LiveBroker(admin), lambda _found: opened.pop(0))
+        collector = Collector(LiveBroker(admin), lambda _found: opened.pop(0))
         for _ in range(2):
             (found,) = collector.collect().judgements
             assert "no route" in found.comes_back.why
         assert collector.unread == "no route"
-        monkeypatch.setattr(exporter, "SETTINGS_S", 0)
+        monkeypatch.setattr(exporter, "READER_S", 0)
         for _ in range(2):
             (found,) = collector.collect().judgements
             assert found.comes_back.is_exact

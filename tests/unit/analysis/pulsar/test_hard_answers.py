@@ -8,24 +8,19 @@ from pathlib import Path
 import pytest
 
 from command_line import run
+from pulsar_admin import RUNTIME, serving, topic_answers
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "hard-answers.jsonl"
 CASES = [*map(json.loads, VECTORS.read_text().splitlines())]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_a_snapshot_of_a_hard_answer_is_not_below_the_truth(capsys, tmp_path, case):
+def test_a_snapshot_of_a_hard_answer_is_not_below_the_truth(capsys, case):
     """An answer that contradicts itself may be refused instead."""
-    files = {
-        "internalStats-t.json": json.dumps(case["internalStats"]),
-        "configuration.json": json.dumps(case.get("configuration", {})),
-        "version.txt": case["version"],
-    }
-    if "stats" in case:
-        files["stats-t.json"] = json.dumps(case["stats"])
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    outcome, right = run(capsys, "pulsar", "snapshot", "--from", tmp_path, "--json"), case["right"]
+    changes = topic_answers(internals=case["internalStats"], stats=case.get("stats", {"subscriptions": {}}))
+    version = {"/admin/v2/brokers/version": (200, case["version"].encode(), {})}
+    with serving(changes | version | {RUNTIME: case.get("configuration", {})}) as broker:
+        outcome, right = run(capsys, "pulsar", "snapshot", broker.url, "--metadata", "none", "--json"), case["right"]
     if outcome.status == 2:
         assert "high_min" in right
         return

@@ -20,9 +20,9 @@ from ackstate.analysis.pulsar.internal_stats import (
     acked,
     read_object,
 )
-from ackstate.analysis.pulsar.judgement import Kind, Looks, judge, judge_topic, totals
+from ackstate.analysis.pulsar.judgement import Kind, Looks, judge, totals
 from ackstate.analysis.pulsar.redelivery import at_most, exactly
-from ackstate.analysis.pulsar.sources import RecordedAnswers, TopicAnswers
+from ackstate.analysis.pulsar.sources import TopicAnswers
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
@@ -36,8 +36,10 @@ CLOSED = "graceful-alternate-small"
 
 
 def judged(name):
-    source = RecordedAnswers([VECTORS])
-    (found,) = judge_topic(name, source, source.settings(name), None, unread="of a recording")
+    internals = json.loads((VECTORS / f"internalStats-{name}.json").read_text())
+    answers = TopicAnswers(read_object(TopicInternals, internals, what=name), None)
+    unread = dict.fromkeys(answers.internals.cursors, AckStateError("of a recording"))
+    (found,) = judge(name, Looks(answers, answers.internals, unread), BrokerSettings())
     return found
 
 
