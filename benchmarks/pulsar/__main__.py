@@ -1,6 +1,7 @@
 """Times Pulsar's own classes and ours on the same workloads, in alternating rounds.
 
-``python -m benchmarks.pulsar [--quick]``: the option shows one round of small workloads.
+``python -m benchmarks.pulsar [--quick] [--jars VERSION DIRECTORY]``: the first option shows one round of small
+workloads, the other one adds a release whose pom does not resolve, from its jars.
 """
 
 from __future__ import annotations
@@ -86,13 +87,16 @@ class ComparisonRows:
                 self._report.time(f"{row.what}; {side}", row.unit, spread, against)
 
 
-def main(*, is_quick: bool) -> None:
+def main(*, is_quick: bool, more: Sequence[str] = ()) -> None:
     """Measure everything."""
     report = (Screen if is_quick else BenchmarkReport)("pulsar", ABOUT)
     rows = ComparisonRows(report)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides: list[Side] = [Ours(), *(stack.enter_context(running(version)) for version in VERSIONS)]
+        if more:
+            version, jars = more
+            sides.append(stack.enter_context(running(version, Path(jars))))
         for task in all_tasks(directory, SMALL if is_quick else FULL):
             rows.put(task, measured(task, sides, is_quick=is_quick))
     report.publish()
@@ -100,6 +104,7 @@ def main(*, is_quick: bool) -> None:
 
 if __name__ == "__main__":
     try:
-        main(is_quick=sys.argv[1:] == ["--quick"])
+        words = sys.argv[1:]
+        main(is_quick="--quick" in words, more=words[words.index("--jars") + 1 :] if "--jars" in words else ())
     except SideError as error:
         sys.exit(f"benchmarks.pulsar: {error}")

@@ -64,15 +64,25 @@ class Release:
 
 
 @contextmanager
-def running(version: str) -> Iterator[Release]:
+def running(version: str, jars: Path | None = None) -> Iterator[Release]:
     """Build a release if it was not built before, start its process, and end that at the end.
+
+    Args:
+        version: Of Pulsar.
+        jars: A directory with its jars, and those of pom.xml beside it, where its pom does not resolve.
 
     Raises:
         SideError: Maven or a JDK is missing, or the build failed.
     """
     built = BUILT / version
-    _build(version)
-    classpath = f"{built / 'classes'}:{(built / 'classpath').read_text().strip()}"
+    built.mkdir(parents=True, exist_ok=True)
+    if jars is None:
+        _build(version)
+        classpath = f"{built / 'classes'}:{(built / 'classpath').read_text().strip()}"
+    else:
+        classpath = f"{built / 'classes'}:{jars}/*"
+        options = ["-nowarn", "-proc:none", "-d", str(built / "classes"), "-cp", classpath]
+        _run(version, [_java("javac"), *options, *map(str, (_HERE / "src").rglob("*.java"))])
     command = [_java("java"), f"-Xms{HEAP}", f"-Xmx{HEAP}", *_JVM, "-cp", classpath, "ackstate.Main"]
     with (
         (built / "log").open("w") as log,
@@ -88,10 +98,13 @@ def _build(version: str) -> None:
     if shutil.which("mvn") is None:
         raise SideError("Maven is missing: as root, apt-get install maven")
     _java("javac")
-    command = ["mvn", "-B", "-q", "-f", str(_HERE / "pom.xml"), f"-Dpulsar.version={version}", "compile"]
+    _run(version, ["mvn", "-B", "-q", "-f", str(_HERE / "pom.xml"), f"-Dpulsar.version={version}", "compile"])
+
+
+def _run(version: str, command: list[str]) -> None:
     finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if finished.returncode:
-        errors = [line for line in finished.stdout.splitlines() if line.startswith("[ERROR]")]
+        errors = [line for line in finished.stdout.splitlines() if line.startswith("[ERROR]") or ": error:" in line]
         raise SideError(f"Pulsar {version} cannot be built: {errors[0] if errors else finished.returncode}")
 
 

@@ -6,12 +6,13 @@ import signal
 import time
 from contextlib import closing
 
+import pulsar
 from kazoo.client import KazooClient
 
 from ackstate import Position
 from live.command import ackstate, ackstate_json
 from live.findings import Section
-from live.java_process import listens
+from live.java_process import listens, release
 from live.messages import client_of, publish, receive, subscribe
 
 _TOPICS = {"inspect-a": (400, 2), "inspect-b": (600, 3), "inspect-c": (300, 7)}  # messages, and which are not acked
@@ -28,7 +29,7 @@ class Inspection:
     def __init__(self, cluster):
         self._cluster = cluster
         self.section = Section(
-            "`inspect`, `fsck`, `explain` and `pulsar snapshot` beside `internalStats`",
+            "`inspect`, `fsck`, `explain`, `pulsar history` and `pulsar snapshot` beside `internalStats`",
             "The commands read a cluster whose topics are loaded and have consumers. The version of every node of the"
             " cursors and of BookKeeper's ledgers is the same before and after, and the broker continues to append to"
             " the same cursor ledgers: nothing was written, and nothing fenced.",
@@ -43,6 +44,7 @@ class Inspection:
             before, stats = self._versions(), self._stats()
             inspected = [ackstate_json("inspect", f"{url}/public/default/{topic}", "--all-ranges") for topic in _TOPICS]
             explained = [ackstate_json("explain", f"{url}/public/default/{topic}") for topic in _TOPICS]
+            self._compare_history(url, stats)
             snapshot = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default")
             status, _, errors = ackstate("fsck", f"{url}/public/default")
             self.section.compare("exit statuses of fsck", (status, errors), (0, ""))
@@ -53,6 +55,9 @@ class Inspection:
             self._compare(inspected, explained, stats)
             self._without_a_bookie(url, stats)
             self._continue(consumers, stats)
+            self._seek(url, client)
+            if release() >= "5.0.1":
+                self._segment(url, client)
         return [self.section]
 
     def _consumed(self, client, topic, name):
@@ -91,6 +96,48 @@ class Inspection:
                 first = _first_unacked(found)
                 compare("messages that hold back the mark-delete", reasons["holes"][0]["first"], first, where=where)
                 compare("ages of that message that are known", reasons["holes"][0]["age_ms"] > 0, True, where=where)
+
+    def _compare_history(self, url, stats):
+        for topic, cursors in stats.items():
+            for name in _SUBSCRIPTIONS:
+                told = ackstate_json("pulsar", "history", url, f"persistent://public/default/{topic}", name)
+                found = (told["cursor_ledger_id"], told["record_count"], told["last"]["mark_delete"], told["lost"])
+                theirs = (cursors[name]["cursorLedger"], cursors[name]["cursorLedgerLastEntry"] + 1)
+                expected = (*theirs, cursors[name]["markDeletePosition"], 0)
+                self.section.compare("histories of cursor ledgers", found, expected, where=f"{topic}, {name}")
+                ranges = cursors[name]["totalNonContiguousDeletedMessagesRange"]
+                self.section.compare("holes in a history", told["hole_count"], ranges, where=f"{topic}, {name}")
+
+    def _seek(self, url, client):
+        """Seek back, and read the loss in the history."""
+        topic, name = next(iter(_TOPICS)), _SUBSCRIPTIONS[0]
+        with closing(subscribe(client, topic, name)) as consumer:
+            first = receive(consumer, 1)[0]
+            consumer.seek(pulsar.MessageId.earliest)
+            time.sleep(2)
+            receive(consumer, _TOPICS[topic][0])
+            consumer.acknowledge(first)
+            time.sleep(1.5)
+        told = ackstate_json("pulsar", "history", url, f"persistent://public/default/{topic}", name)
+        whys = {each["why"] for each in told["changes"]} - {""}
+        self.section.compare("seeks that a history shows", (told["lost"] > 0, whys), (True, {"reset"}), where=topic)
+
+    def _segment(self, url, client):
+        """Read a segment of a scalable topic."""
+        self._cluster.admin("scalable/public/default/scalable?numInitialSegments=1", method="PUT")
+        zookeeper = KazooClient(self._cluster.hosts)
+        zookeeper.start(timeout=30)
+        (name,) = zookeeper.get_children("/managed-ledgers/public/default/segment/scalable")
+        zookeeper.stop()
+        topic = f"segment://public/default/scalable/{name}"
+        with closing(subscribe(client, topic, "s")) as consumer:
+            publish(client, topic, range(50))
+            for message in receive(consumer, 50):
+                if int(message.data()) % 2:
+                    consumer.acknowledge(message)
+            time.sleep(1.5)
+            told = ackstate_json("pulsar", "history", url, topic, "s")
+        self.section.compare("holes of a segment", (told["hole_count"], told["lost"]), (25, 0), where=topic)
 
     def _without_a_bookie(self, url, stats):
         """Inspect once more while one bookie is dead."""

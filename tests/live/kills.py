@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,8 +81,8 @@ class BrokerKills:
             # It lists topics only once a minute.
             with recorded(self._cluster, polls, "public/default/kill-*"):
                 for number, policy in enumerate(policies):
-                    self._cluster.stop_broker()
-                    self._cluster.start_broker(**_POLICIES[policy], **interceptor(directory, recording))
+                    if number:
+                        self._cluster.start_broker(**_POLICIES[policy], **interceptor(directory, recording))
                     self._kill(self._opened(number), in_traffic=number % 2 == 1)
                     self._last = policy
                 self._cluster.start_broker(**interceptor(directory, recording))
@@ -127,11 +127,14 @@ class BrokerKills:
         time.sleep(max(2.5, 9 - (time.monotonic() - begun_s)) + self._rng.uniform(0, 1))
         self._snapshot = None
         if in_traffic:
+            producers = [each for each in (one.other_producer(client) for one in self._traffic) if each]
             killing = threading.Timer(self._rng.uniform(1, 3), self._die)
             killing.start()
             while killing.is_alive():
+                for producer in producers:
+                    with suppress(pulsar.PulsarException):  # the broker is dead
+                        producer.send_async(b"", lambda *_: None, partition_key="0")
                 for each in self._traffic:
-                    each.publish_others(client)
                     each.ack(self._rng, self._rng.uniform(0.02, 0.1))
                 time.sleep(0.05)
             killing.join()
@@ -203,6 +206,7 @@ def recorded(cluster, trace, topics):
     try:
         yield
     finally:
+        assert recorder.poll() is None, "the recorder has ended"
         recorder.send_signal(signal.SIGTERM)
         recorder.wait(timeout=60)
 

@@ -88,12 +88,11 @@ class KillTraffic:
             self.messages = {number: held_by for number, held_by in self.messages.items() if number not in held}
             self._receive(held - self.acked.keys())
 
-    def publish_others(self, client):
-        """Publish messages that nobody acks, and do not wait for them."""
-        if not self.scenario.is_cumulative:
-            producer = client.create_producer(self.scenario.topic, batching_enabled=False, send_timeout_millis=1_000)
-            for _ in range(20):
-                producer.send_async(b"", lambda *_: None, partition_key="0")
+    def other_producer(self, client):
+        """Return a producer of messages that nobody acks, or None."""
+        if self.scenario.is_cumulative:
+            return None
+        return client.create_producer(self.scenario.topic, batching_enabled=False, send_timeout_millis=1_000)
 
     def publish(self, client):
         """Publish messages, and receive them."""

@@ -115,7 +115,7 @@ public final class Cursors {
     private static Answer state(ManagedCursorImpl cursor) {
         Position position = cursor.getMarkDeletedPosition();
         return new Answer().number("ranges", cursor.individualDeletedMessages.size())
-                .number("acked", cursor.individualDeletedMessages.cardinality(0, 0, Long.MAX_VALUE, Integer.MAX_VALUE))
+                .number("acked", cursor.individualDeletedMessages.cardinality(0, 0, 1L << 62, Integer.MAX_VALUE))
                 .number("mark_delete_ledger", position.getLedgerId())
                 .number("mark_delete_entry", position.getEntryId());
     }
