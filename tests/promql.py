@@ -83,6 +83,6 @@ def labels_of(expression, samples):
 
 def check_query(text, legend, samples):
     """Fail unless a query is PromQL that selects samples, by labels that they have, and so does its legend."""
-    text = re.sub(r"\$(namespace|ledger|cursor|topic|subscription|broker)\b", ".*", text)
+    text = re.sub(r"\$(cluster|namespace|ledger|cursor|topic|subscription|broker)\b", ".*", text)
     labels = labels_of(promql_parser.parse(text.replace("$__rate_interval", "5m")), samples)
     assert set(legend) <= labels | OF_PROMETHEUS, f"{text}: no such label as in {legend}"

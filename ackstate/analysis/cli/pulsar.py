@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager, nullcontext
+import re
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from enum import Enum
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -22,7 +26,7 @@ from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -31,6 +35,17 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.recorder import Progress as Recorded
     from ackstate.analysis.pulsar.sources import LiveBroker, Unread
     from ackstate.analysis.pulsar.trace_directory import Resumed
+
+
+class _Shipped(Enum):
+    """Files for other programs."""
+
+    ALERTS = "alerts"
+    DASHBOARD = "dashboard"
+
+    @property
+    def file(self) -> str:
+        return "alerts.yml" if self is _Shipped.ALERTS else "dashboard.json"
 
 
 _REASONS_MAX = 20  # subscriptions shown with reasons
@@ -269,8 +284,16 @@ def _number(low: int, high: int, *, may_be_more: bool = False) -> str:
     return text + "+" * may_be_more
 
 
+_Regex = Annotated[
+    str, typer.Option(metavar="REGEX", help="Only those whose whole names match, as persistent://public/default/o.*")
+]
+
+
 def exporter(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A broker, as http://HOST:8080.")],
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=]URL...", help="A broker of each cluster, as http://HOST:8080."),
+    ] = None,
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65_535, help="The port to listen on; 0 is any free port.")
     ] = 9_478,
@@ -279,18 +302,30 @@ def exporter(
     ),
     every: Annotated[
         Duration,
-        duration_option(plain_unit="s", least="1s", most="1h", help="Look at the cluster this often."),
+        duration_option(plain_unit="s", least="1s", most="1h", help="Look at each cluster this often."),
     ] = Duration(30_000),
-    metadata: MetadataOption = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]URL", help="As for snapshot; of one cluster, if it begins with its name."),
+    ] = None,
     requests_per_second: RequestRateOption = 50,
     tenant: TenantOption = None,
     namespace: NamespaceOption = None,
     topic: TopicOption = None,
-    token_file: TokenFileOption = None,
+    topic_regex: _Regex = ".*",
+    subscription_regex: _Regex = ".*",
+    token_file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]FILE", help="A file with a token, for all clusters or for one."),
+    ] = None,
     token_host: TokenHostOption = None,
     tls_trust_cert_path: TrustOption = "",
     request_timeout: RequestTimeoutOption = Duration(60_000),
     answer_mib_max: AnswerMibOption = ANSWER_MIB,
+    shown: Annotated[
+        _Shipped | None,
+        typer.Option("--print", help="Print rules for Prometheus or a dashboard for Grafana."),
+    ] = None,
 ) -> None:
     """Serve to Prometheus how many acked entries of each subscription a crash would redeliver.
 
@@ -300,31 +335,91 @@ def exporter(
     two without metadata; at 50 a second, 500 topics take 30s. A look that takes
     longer than --every is followed by the next at once.
 
-    A broker that does not answer is a metric, ackstate_pulsar_topics_unread.
+    Each cluster is looked at by itself, and is named in the label cluster; its
+    name is the host and port of its URL unless one is given. A broker that does
+    not answer is a metric, ackstate_pulsar_topics_unread. /health answers while
+    the process runs, /ready once the topics of every cluster were listed.
     Prints one line when it is ready; exits cleanly on SIGTERM and SIGINT.
     """
     try:
         import prometheus_client  # noqa: F401
     except ImportError as error:
         raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
+    if shown is not None:
+        console.write(files("ackstate.analysis.pulsar").joinpath(shown.file).read_text("utf-8"))
+        return
+    clusters = _named_clusters(urls or [])
+    tokens, stores = _of_clusters("--token-file", token_file, clusters), _of_clusters("--metadata", metadata, clusters)
+    topics, subscriptions = (
+        _compiled("--topic-regex", topic_regex),
+        _compiled("--subscription-regex", subscription_regex),
+    )
 
-    with opened_admin(
-        url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
-        answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
-    ) as admin:  # fmt: skip
-        from ackstate.analysis.pulsar.durable import reader_of
-        from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
-        from ackstate.analysis.pulsar.sources import LiveBroker
+    from ackstate.analysis.pulsar.durable import reader_of
+    from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
+    from ackstate.analysis.pulsar.sources import LiveBroker
 
-        source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
-        with closing(Collector(source, lambda found: reader_of(metadata, found))) as collector:
-            run_exporter(
-                collector,
-                ExporterCollector(lambda: admin.request_count),
-                ExporterSettings(host, port, every.seconds),
-                announce=console.show,
-                complain=console.complain,
+    with ExitStack() as held:
+        admins, collectors = {}, {}
+        for name, url in clusters.items():
+            file = tokens.get(name)
+            admins[name] = held.enter_context(
+                opened_admin(
+                    url, None if file is None else path_argument(file), token_host, timeout=request_timeout,
+                    trust_cert_path=tls_trust_cert_path, answer_mib_max=answer_mib_max,
+                    requests_per_second=requests_per_second,
+                )
+            )  # fmt: skip
+            source = LiveBroker(admins[name], topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
+            collector = Collector(
+                source, partial(reader_of, stores.get(name)), topics=topics, subscriptions=subscriptions
             )
+            collectors[name] = held.enter_context(closing(collector))
+        run_exporter(
+            collectors,
+            ExporterCollector({name: partial(getattr, each, "request_count") for name, each in admins.items()}),
+            ExporterSettings(host, port, every.seconds),
+            announce=console.show,
+            complain=console.complain,
+        )
+
+
+def _named_clusters(urls: Sequence[str]) -> dict[str, str]:
+    """Return the URL of each cluster by its name."""
+    if not urls:
+        raise typer.BadParameter("give the URL of a broker")
+    found: dict[str, str] = {}
+    for each in urls:
+        head, scheme, rest = each.partition("://")
+        name, is_named, protocol = head.rpartition("=")
+        url = f"{protocol}{scheme}{rest}"
+        host, number = AdminServer(url).origin[1:]
+        name = name if is_named else f"{host}:{number}"
+        if not name or name in found:
+            raise typer.BadParameter(f"each cluster must have a name of its own, got {each!r}")
+        found[name] = url
+    return found
+
+
+def _of_clusters(option: str, given: Sequence[str] | None, clusters: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of an option for each cluster: one that begins with its name, or else one for all."""
+    named: dict[str, str] = {}
+    for each in given or ():
+        name, is_named, value = each.partition("=")
+        targets = [name] if is_named and name in clusters else [*clusters]
+        if not is_named or name not in clusters:
+            value = each
+        for target in targets:
+            if named.setdefault(target, value) != value:
+                raise typer.BadParameter(f"{option} is given twice for cluster {target}")
+    return named
+
+
+def _compiled(option: str, regex: str) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
 
 
 def record(

@@ -1,13 +1,18 @@
-"""Looks at all topics of a cluster again and again, and exports the latest look."""
+"""Looks at all topics of some clusters again and again, and exports the latest look of each."""
 
 from __future__ import annotations
 
+import re
+import socket
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, final
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as MetricsCollector
 
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 
 READER_S = 3_600.0
 """A metadata store that could not be opened is tried again after this time."""
+
+
+_STOPS_WITHIN_S = 5.0
+_ANY = re.compile("(?s).*")
 
 
 class Collection(NamedTuple):
@@ -52,13 +61,19 @@ class Collector:
         source: The cluster.
         open_reader: Opens a reader of what is durable, given the metadata store that the broker names; or returns None
             and why.
+        topics: Only topics whose whole names match.
+        subscriptions: Only subscriptions whose whole names match.
     """
 
     def __init__(
         self,
         source: LiveBroker,
         open_reader: Callable[[str], tuple[DurableReader | None, str]],
+        *,
+        topics: re.Pattern[str] = _ANY,
+        subscriptions: re.Pattern[str] = _ANY,
     ) -> None:
+        self._topics, self._subscriptions = topics, subscriptions
         self._source, self._open_reader = source, open_reader
         self._tried_s = -READER_S  # when it was last opened
         self._reader: DurableReader | None = None
@@ -70,7 +85,8 @@ class Collector:
         """Look at every topic once. A failure is part of the result, and does not raise."""
         begun_s = time.monotonic()
         try:
-            topics, unlisted = self._source.listing()
+            listed, unlisted = self._source.listing()
+            topics = [*filter(self._topics.fullmatch, listed)]
             if self._reader is None and begun_s - self._tried_s >= READER_S:
                 self._reader, self.unread = self._open_reader(self._source.settings.metadata_url)
                 self._tried_s = begun_s
@@ -97,10 +113,11 @@ class Collector:
             self._reader.close()
 
     def _judged(self, topic: str) -> list[Judgement]:
-        return judge_topic(topic, self._source, self._reader, unread=self.unread)
+        found = judge_topic(topic, self._source, self._reader, unread=self.unread)
+        return [each for each in found if self._subscriptions.fullmatch(each.subscription)]
 
 
-_LABELS = ("namespace", "topic", "subscription", "broker")
+_LABELS = ("cluster", "namespace", "topic", "subscription", "broker")
 
 
 class _Gauge(NamedTuple):
@@ -133,68 +150,100 @@ _NUMBERS = (
 
 
 @final
-class ExporterCollector(MetricsCollector):
-    """Exports the latest collection. A scrape sends no request to a broker."""
+class _Cluster:
+    """What is exported of a cluster."""
 
     def __init__(self, request_count: Callable[[], int]) -> None:
-        self._request_count = request_count
-        self._latest: Collection | None = None
-        self._read_s = 0.0  # when the latest collection ended that listed the topics
-        self._count = self._failure_count = 0
+        self.request_count = request_count
+        self.latest: Collection | None = None
+        self.read_s = 0.0  # when the latest collection ended that listed the topics
+        self.count = self.failure_count = 0
 
-    def show(self, collection: Collection) -> None:
-        """Export a collection from now on."""
-        self._count += 1
-        self._failure_count += bool(collection.failure)
+    @property
+    def is_up(self) -> bool:
+        return self.latest is not None and not self.latest.failure
+
+
+# Name, meaning and value of the numbers of a cluster; without a value before its first look.
+_COUNTERS: tuple[tuple[str, str, Callable[[_Cluster], float]], ...] = (
+    ("requests", "Requests sent to the cluster since the start.", lambda each: each.request_count()),
+    ("collections", "Looks at the cluster since the start.", lambda each: each.count),
+    ("collections_failed", "Those that could not list the topics.", lambda each: each.failure_count),
+)
+_GAUGES: tuple[tuple[str, str, Callable[[_Cluster, Collection], float]], ...] = (
+    ("up", "Whether the latest look could list the topics.", lambda each, _: each.is_up),
+    ("collection_duration_seconds", "How long the latest look took.", lambda _, latest: latest.duration_s),
+    ("collection_timestamp_seconds", "When the latest look ended that listed the topics.", lambda each, _: each.read_s),
+    ("topics", "Topics in the latest look.", lambda _, latest: latest.topic_count),
+)
+
+
+@final
+class ExporterCollector(MetricsCollector):
+    """Exports the latest collection of each cluster. A scrape sends no request to a broker.
+
+    Args:
+        request_counts: By name of the cluster, returns how many requests were sent to it.
+    """
+
+    def __init__(self, request_counts: Mapping[str, Callable[[], int]]) -> None:
+        self._clusters = {name: _Cluster(count) for name, count in request_counts.items()}
+
+    @property
+    def unready(self) -> list[str]:
+        """The names of the clusters whose topics could not be listed, or not yet."""
+        return [name for name, each in self._clusters.items() if not each.is_up]
+
+    def show(self, cluster: str, collection: Collection) -> None:
+        """Export a collection of a cluster from now on."""
+        mine = self._clusters[cluster]
+        mine.count += 1
+        mine.failure_count += bool(collection.failure)
         if not collection.failure:
-            self._read_s = collection.ended_s
-        self._latest = collection
+            mine.read_s = collection.ended_s
+        mine.latest = collection
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
-        yield CounterMetricFamily(
-            "ackstate_pulsar_requests", "Requests sent to the cluster since the start.", self._request_count()
-        )
-        yield CounterMetricFamily("ackstate_pulsar_collections", "Looks at the cluster since the start.", self._count)
-        yield CounterMetricFamily(
-            "ackstate_pulsar_collections_failed", "Those that could not list the topics.", self._failure_count
-        )
-        latest = self._latest
-        if latest is None:
+        for name, meaning, value in _COUNTERS:
+            counter = CounterMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=("cluster",))
+            for cluster, each in self._clusters.items():
+                counter.add_metric((cluster,), value(each))
+            yield counter
+        looks = {name: (each, each.latest) for name, each in self._clusters.items() if each.latest is not None}
+        if not looks:
             return
-        is_up = float(not latest.failure)
-        yield GaugeMetricFamily("ackstate_pulsar_up", "Whether the latest look could list the topics.", is_up)
-        yield GaugeMetricFamily(
-            "ackstate_pulsar_collection_duration_seconds", "How long the latest look took.", latest.duration_s
-        )
-        yield GaugeMetricFamily(
-            "ackstate_pulsar_collection_timestamp_seconds", "When the latest look ended that listed the topics.",
-            self._read_s,
-        )  # fmt: skip
-        yield GaugeMetricFamily("ackstate_pulsar_topics", "Topics in the latest look.", latest.topic_count)
-        yield _unread(latest)
-        yield from _of_subscriptions(latest)
+        for name, meaning, of_look in _GAUGES:
+            gauge = GaugeMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=("cluster",))
+            for cluster, (each, latest) in looks.items():
+                gauge.add_metric((cluster,), float(of_look(each, latest)))
+            yield gauge
+        yield _unread({name: latest for name, (_, latest) in looks.items()})
+        yield from _of_subscriptions({name: latest for name, (_, latest) in looks.items()})
 
 
-def _unread(latest: Collection) -> GaugeMetricFamily:
+def _unread(looks: Mapping[str, Collection]) -> GaugeMetricFamily:
     """Return the unread topics of each broker; brokers all of whose topics were read have 0."""
     family = GaugeMetricFamily(
         "ackstate_pulsar_topics_unread",
         "Topics of a broker that the latest look could not read. The empty broker has those of an unknown owner, and "
         "each tenant, namespace or partitioned topic that could not be listed.",
-        labels=("broker",),
+        labels=("cluster", "broker"),
     )
-    brokers = {each.owner for each in latest.judgements}
-    for broker in sorted({*brokers, *latest.unread}):
-        family.add_metric((broker,), latest.unread.get(broker, 0))
+    for cluster, latest in looks.items():
+        for broker in sorted({*(each.owner for each in latest.judgements), *latest.unread}):
+            family.add_metric((cluster, broker), latest.unread.get(broker, 0))
     return family
 
 
-def _of_subscriptions(latest: Collection) -> Iterator[GaugeMetricFamily]:
-    labels = [_labels(each) for each in latest.judgements]
+def _of_subscriptions(looks: Mapping[str, Collection]) -> Iterator[GaugeMetricFamily]:
+    found = [
+        ((cluster, namespace_of(each.topic), each.topic, each.subscription, each.owner), each)
+        for cluster, latest in looks.items() for each in latest.judgements
+    ]  # fmt: skip
     for number in _NUMBERS:
         family = GaugeMetricFamily(number.name, number.meaning, labels=_LABELS)
-        for names, each in zip(labels, latest.judgements, strict=True):
+        for names, each in found:
             value = number.value(each)
             if value is not None:
                 family.add_metric(names, value)
@@ -202,14 +251,10 @@ def _of_subscriptions(latest: Collection) -> Iterator[GaugeMetricFamily]:
     family = GaugeMetricFamily(
         "ackstate_pulsar_limit_used_ratio", "Used share of a limit; 1 is the limit.", labels=(*_LABELS, "setting")
     )
-    for names, each in zip(labels, latest.judgements, strict=True):
+    for names, each in found:
         for use in each.limits:
             family.add_metric((*names, use.setting), use.percent / 100)
     yield family
-
-
-def _labels(each: Judgement) -> tuple[str, str, str, str]:
-    return namespace_of(each.topic), each.topic, each.subscription, each.owner
 
 
 class ExporterSettings(NamedTuple):
@@ -221,44 +266,95 @@ class ExporterSettings(NamedTuple):
 
 
 def run_exporter(
-    collector: Collector,
+    collectors: Mapping[str, Collector],
     metrics: ExporterCollector,
     settings: ExporterSettings,
     *,
     announce: Callable[[str], None],
     complain: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    with until_stopped(), _serving(registry, settings) as port:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    """Serve until SIGINT or SIGTERM; each cluster is looked at in a thread of its own."""
+    stopping, looked = threading.Event(), {name: threading.Event() for name in collectors}
+    failed: list[BaseException] = []
+    has_failed = threading.Event()
+
+    def run(name: str, collector: Collector) -> None:
+        try:
+            follow(name, collector)
+        except BaseException as error:
+            failed.append(error)
+            has_failed.set()
+        finally:
+            looked[name].set()
+
+    def follow(name: str, collector: Collector) -> None:
         shown: set[str] = set()
-        line = f"ackstate exporter on http://{host}:{port}/metrics"
-        while True:
+        while not stopping.is_set():
             collection = collector.collect()
-            metrics.show(collection)
+            metrics.show(name, collection)
             reasons = [collection.failure] if collection.failure else [*collection.unlisted]
             reasons += [collector.unread] if collector.unread else []
             for reason in reasons:
                 if reason not in shown:
-                    complain(reason)
-            if line:
-                announce(line)
-            shown, line = {*reasons}, ""
-            time.sleep(max(settings.every_s - collection.duration_s, 0.0))
+                    complain(f"{name}: {reason}" if len(collectors) > 1 else reason)
+            looked[name].set()
+            shown = {*reasons}
+            stopping.wait(max(settings.every_s - collection.duration_s, 0.0))
+
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in collectors.items()]
+    with until_stopped(), _serving(metrics, settings) as port:
+        for thread in threads:
+            thread.start()
+        for each in looked.values():
+            each.wait()
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        if not failed:
+            announce(f"ackstate exporter on http://{host}:{port}/metrics")
+        has_failed.wait()
+    stopping.set()
+    for thread in threads:
+        # A request that is under way is not waited for.
+        thread.join(_STOPS_WITHIN_S)
+    if failed:
+        raise failed[0]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Log no request."""
 
 
 @contextmanager
-def _serving(registry: CollectorRegistry, settings: ExporterSettings) -> Iterator[int]:
+def _serving(metrics: ExporterCollector, settings: ExporterSettings) -> Iterator[int]:
     """Serve in a thread while the block runs; yield the port."""
     if not settings.host.strip():
         raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    exported = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        if path not in {"/health", "/ready"}:
+            return exported(environ, start_response)
+        unready = metrics.unready if path == "/ready" else []
+        start_response("503 Service Unavailable" if unready else "200 OK", [("Content-Type", "text/plain")])
+        return [f"not listed: {', '.join(unready)}\n".encode() if unready else b"ok\n"]
+
+    class Server(_Server):
+        address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+
     try:
-        server, thread = start_http_server(settings.port, settings.host, registry)
+        server = make_server(settings.host, settings.port, answer, Server, _SilentHandler)
     except OSError as error:
         reason = error.strerror or error
         raise AckStateError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from error
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
         yield server.server_port
     finally:

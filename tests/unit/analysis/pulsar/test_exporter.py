@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
-from pathlib import Path
+from importlib.resources import files
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,13 +21,13 @@ from ackstate.analysis.pulsar import exporter
 from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector
 from ackstate.analysis.pulsar.sources import LiveBroker
-from command_line import ENTRY
+from command_line import ENTRY, run
 from promql import check_query, samples_of, texts_of
 from pulsar_admin import INTERNALS, PATH, TOPIC, serving, topic_answers
 
-EXAMPLES = Path(__file__).parents[4] / "examples"
-DASHBOARD = json.loads((EXAMPLES / "grafana-pulsar-dashboard.json").read_text())
-ALERTS = (EXAMPLES / "pulsar-alerts.yml").read_text()
+SHIPPED = files("ackstate.analysis.pulsar")
+DASHBOARD = json.loads(SHIPPED.joinpath("dashboard.json").read_text())
+ALERTS = SHIPPED.joinpath("alerts.yml").read_text()
 OTHER, OTHER_PATH = f"{TOPIC}-2", f"{PATH}-2"
 
 
@@ -34,15 +35,15 @@ OTHER, OTHER_PATH = f"{TOPIC}-2", f"{PATH}-2"
 def exported():
     """A function that collects from a broker several times, and returns the samples after each collection."""
 
-    def exported(url, *, times=1, between=lambda _number: None, reader=None):
+    def exported(url, *, times=1, between=lambda _number: None, reader=None, **only):
         with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin:
-            collector = Collector(LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"))
-            metrics = ExporterCollector(lambda: admin.request_count)
+            collector = Collector(LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"), **only)
+            metrics = ExporterCollector({"one": lambda: admin.request_count})
             registry = CollectorRegistry()
             registry.register(metrics)
             found = []
             for number in range(times):
-                metrics.show(collector.collect())
+                metrics.show("one", collector.collect())
                 found.append(samples_of(generate_latest(registry).decode()))
                 between(number)
             return found
@@ -182,31 +183,100 @@ def test_each_alert_selects_samples_and_names_labels_that_its_result_has(scrape)
         assert "summary: " in rest
 
 
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ({"topics": ".*-2"}, {(OTHER, "sub")}),
+        ({"topics": "smoke"}, set()),  # the whole name
+        ({"subscriptions": "s.b"}, {(TOPIC, "sub"), (OTHER, "sub")}),
+        ({"topics": ".*e", "subscriptions": "su"}, set()),
+    ],
+)
+def test_only_names_that_match_are_looked_at(exported, only, expected):
+    answers = {"/admin/v2/persistent/public/default": [TOPIC, OTHER]} | topic_answers(OTHER_PATH)
+    with serving(answers) as broker:
+        (samples,) = exported(broker.url, **{name: re.compile(regex) for name, regex in only.items()})
+        asked = {path.removesuffix("/internalStats") for path in broker.asked if path.endswith("/internalStats")}
+    found = {(its["topic"], its["subscription"]) for name, its, _ in samples if name == "ackstate_pulsar_acked_entries"}
+    assert found == expected
+    paths = {TOPIC: PATH, OTHER: OTHER_PATH}
+    assert asked == {path for topic, path in paths.items() if re.fullmatch(only.get("topics", ".*"), topic)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_a_signal(number):
-    with serving() as broker:
-        command = [*ENTRY, "pulsar", "exporter", broker.url, "--port", "0", "--every", "1h", "--metadata", "none"]
+def test_it_serves_clusters_until_a_signal(number):
+    with serving() as broker, serving() as other:
+        other.answers["/admin/v2/tenants"] = (503, b"", {})
+        command = [
+            *ENTRY, "pulsar", "exporter", f"east={broker.url}", other.url, "--port", "0", "--every", "1h",
+            "--metadata", "none",
+        ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             line = process.stdout.readline()
-            found = re.fullmatch(r"ackstate exporter on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+            found = re.fullmatch(r"ackstate exporter on (http://127\.0\.0\.1:\d+)/metrics\n", line)
             assert found, process.stderr.read()
-            with urllib.request.urlopen(found[1], timeout=30) as answer:
-                text = answer.read().decode()
+
+            def get(path):
+                try:
+                    with urllib.request.urlopen(found[1] + path, timeout=30) as answer:
+                        return answer.status, answer.read().decode()
+                except urllib.error.HTTPError as error:
+                    return error.code, error.read().decode()
+
             asked = len(broker.asked)
-            assert value(samples_of(text), "ackstate_pulsar_redelivery_if_crashed", topic=TOPIC) == 30
-            urllib.request.urlopen(found[1], timeout=30).close()
+            for _ in range(2):
+                samples = samples_of(get("/metrics")[1])
             assert len(broker.asked) == asked, "a scrape sends no request"
+            assert value(samples, "ackstate_pulsar_redelivery_if_crashed", topic=TOPIC, cluster="east") == 30
+            west = other.url.removeprefix("http://")
+            ups = [value(samples, "ackstate_pulsar_up", cluster=name) for name in ("east", west)]
+            assert ups == [1, 0]
+            assert get("/health") == (200, "ok\n")
+            assert get("/ready") == (503, f"not listed: {west}\n")
         finally:
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (0, "", "ackstate: the metadata store is not read\n")
+        assert (process.returncode, out) == (0, "")
+        assert "ackstate: east: the metadata store is not read\n" in err
+
+
+def test_it_is_ready_once_the_topics_of_each_cluster_were_listed():
+    metrics = ExporterCollector({"a": lambda: 1, "b": lambda: 1})
+    assert metrics.unready == ["a", "b"]
+    metrics.show("a", Collection())
+    metrics.show("b", Collection(failure="no"))
+    assert metrics.unready == ["b"]
+    metrics.show("b", Collection())
+    assert metrics.unready == []
+
+
+@pytest.mark.parametrize("what", ["alerts", "dashboard"])
+def test_the_rules_and_the_dashboard_are_printed(capsys, what):
+    expected = ALERTS if what == "alerts" else SHIPPED.joinpath("dashboard.json").read_text()
+    assert run(capsys, "pulsar", "exporter", "--print", what) == (0, expected, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "give the URL of a broker"),
+        (["a=http://h", "a=http://i"], "each cluster must have a name of its own, got 'a=http://i'"),
+        (["http://h:1", "http://h:1/"], "each cluster must have a name of its own"),
+        (["http://h", "--topic-regex", "("], "--topic-regex: "),
+        (["a=http://h", "http://i", "--token-file", "a=/x", "--token-file", "/y"], "--token-file is given twice for"),
+    ],
+)
+def test_clusters_and_patterns_that_cannot_be_are_refused(capsys, words, why):
+    status, _, err = run(capsys, "pulsar", "exporter", *words)
+    assert status == 2
+    assert why in err
 
 
 def test_before_the_first_look_only_counters_are_exported():
     registry = CollectorRegistry()
-    metrics = ExporterCollector(lambda: 1)
+    metrics = ExporterCollector({"one": lambda: 1})
     registry.register(metrics)
     names = {name for name, _, _ in samples_of(generate_latest(registry).decode())}
     assert names == {
@@ -214,5 +284,5 @@ def test_before_the_first_look_only_counters_are_exported():
         "ackstate_pulsar_collections_total",
         "ackstate_pulsar_collections_failed_total",
     }
-    metrics.show(Collection(failure="no"))
+    metrics.show("one", Collection(failure="no"))
     assert "ackstate_pulsar_up" in {name for name, _, _ in samples_of(generate_latest(registry).decode())}
