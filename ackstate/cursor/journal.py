@@ -217,8 +217,8 @@ class Journal:
     def check_room_for(self, properties: Mapping[str, str]) -> None:
         """Raise `PayloadTooLargeError` if a record with cursor properties, and no acks, would be too large."""
         # No more bytes of them than there are now are accepted under whatever limit, in either format.
-        size, before = self._pointer_bytes_max(properties), self._pointer_bytes_max(self.cursor_properties)
-        if size > max(before, self._metadata_bytes_max):
+        size = self._pointer_bytes_max(properties)
+        if size > self._metadata_bytes_max and size > self._pointer_bytes_max(self.cursor_properties):
             raise self._too_large(size, "cursor properties")
 
     def begin_epoch(self) -> None:
