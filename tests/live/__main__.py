@@ -4,6 +4,10 @@ The file is written after each part, so that a run that is cut off leaves the pa
 not run keep their earlier result.
 
 python -P -m live RESULT [PART ...]
+
+`ACKSTATE_PULSAR_JARS` names a directory with the jars of another release, as Maven copies them from .ci/pom.xml
+(dependency:copy-dependencies with --activate-profiles pulsar -Dpulsar=VERSION), and `KILLS` how often
+a policy is tried.
 """
 
 from __future__ import annotations

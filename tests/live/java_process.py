@@ -1,6 +1,6 @@
 """Java processes of a Pulsar cluster: started from the jars that `.ci/setup live` fetches, ended by their ids.
 
-`ACKSTATE_PULSAR_JARS` names the jars of another release, and `JAVA_HOME` the Java that it needs.
+`ACKSTATE_PULSAR_JARS` may name the jars of another release, and `JAVA_HOME` the Java that it needs.
 """
 
 from __future__ import annotations

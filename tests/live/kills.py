@@ -192,7 +192,14 @@ class BrokerKills:
                 missing = [killed_s - acked_s for entry, acked_s in entries.items() if entry not in named]
                 found = (len(named - entries.keys()), [round(each, 3) for each in missing if each > late_s])
                 compare(f"{source}: entries named that came, and no other missing", found, (0, []), where=where)
-                compare(f"{source}: numbers of what is named", bounds, (len(named),) * 2, where=where)
+                if source == "interceptor" and kill % 2:
+                    # A record of the last moment may have made some of them durable.
+                    found = len(named) <= bounds[1]
+                    compare(f"{source}: numbers under traffic that are high enough", found, True, where=where)
+                    if bounds != (len(named),) * 2:
+                        self.section.notes.append(f"{where}: {bounds} instead of {len(named)}")
+                else:
+                    compare(f"{source}: numbers of what is named", bounds, (len(named),) * 2, where=where)
 
 
 @contextmanager
