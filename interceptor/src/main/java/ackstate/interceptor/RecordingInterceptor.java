@@ -257,19 +257,35 @@ public final class RecordingInterceptor implements BrokerInterceptor {
 
     @Override
     public void onWebserviceResponse(ServletRequest request, ServletResponse response) {
+        if (request instanceof HttpServletRequest web && response instanceof HttpServletResponse answer) {
+            answered(web.getMethod(), web.getRequestURI(), answer.getStatus());
+        }
+    }
+
+    /** The same for Pulsar 5.0, whose interface has these types. */
+    public void onWebserviceRequest(jakarta.servlet.ServletRequest request) {
+    }
+
+    /** The same for Pulsar 5.0, whose interface has these types. */
+    public void onWebserviceResponse(jakarta.servlet.ServletRequest request, jakarta.servlet.ServletResponse response) {
+        if (request instanceof jakarta.servlet.http.HttpServletRequest web
+                && response instanceof jakarta.servlet.http.HttpServletResponse answer) {
+            answered(web.getMethod(), web.getRequestURI(), answer.getStatus());
+        }
+    }
+
+    private void answered(String method, String path, int status) {
         EventQueue waiting = queue;
-        if (waiting == null || !(request instanceof HttpServletRequest web) || "GET".equals(web.getMethod())
-                || !(response instanceof HttpServletResponse answer) || answer.getStatus() >= 300) {
+        if (waiting == null || "GET".equals(method) || status >= 300) {
             return;
         }
         try {
             // Without the query, which may hold more than names.
-            String path = web.getRequestURI();
             if (path != null && path.startsWith("/admin/")
                     && (path.contains("/subscription/") || path.endsWith("/unload"))) {
                 opened.clear();
                 waiting.offer(new Event(Event.Kind.ADMIN, System.currentTimeMillis(), null, NO_NUMBERS,
-                        web.getMethod() + " " + path));
+                        method + " " + path));
             }
         } catch (Throwable error) {
             waiting.drop();
