@@ -145,6 +145,12 @@ public class BrokerCallsTest {
         interceptor.onWebserviceResponse(request("POST", path), answer(204));
         assertEquals(queue.drain(events::add, 10), 1);
         assertEquals(events.get(0).detail(), "POST " + path);
+        // As Pulsar 5.0 calls it.
+        interceptor.onWebserviceResponse(
+                answering(jakarta.servlet.http.HttpServletRequest.class,
+                        Map.of("getMethod", "POST", "getRequestURI", path)),
+                answering(jakarta.servlet.http.HttpServletResponse.class, Map.of("getStatus", 204)));
+        assertEquals(queue.drain(events::add, 10), 1);
     }
 
     private void ack(ServerCnx connection, Consumer consumer, long entry) {
