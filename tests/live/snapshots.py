@@ -48,7 +48,7 @@ class Snapshots:
         self._cluster = cluster
         self._rng = random.Random(46)
         self._consumers = {}  # (topic, subscription) -> its consumer
-        self._lost = {}  # (topic, subscription) -> for each kill, the entries that its successor does not know
+        self._lost = {name: [] for name in self._names()}  # for each kill or unload that lost acks, their entries
         self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
         count = _TOPICS * _SUBSCRIPTIONS
         self.section = Section(
@@ -58,7 +58,7 @@ class Snapshots:
             " skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once with the metadata and"
             " once without. Both are compared with the entries that were acked in the broker's memory and that its"
             " successor does not know, and with those that the client receives again. `ackstate pulsar record` polls"
-            " all the while: it must list each crash, with the entries that came back.",
+            " all the while: it must list each kill and unload that lost acks, with their entries.",
         )
 
     def run(self):
@@ -72,10 +72,9 @@ class Snapshots:
                 self._kill()
             found = crashes_of(trace)
         for (topic, subscription), lost in self._lost.items():
-            crashes = [entries for entries in lost if entries]
             named = [entries for _, entries in found.get((topic.rpartition("/")[2], subscription), ())]
             where = f"{topic}, {subscription}"
-            self.section.compare("crashes of the recorder, with what came back", named, crashes, where=where)
+            self.section.compare("crashes of the recorder, with what came back", named, lost, where=where)
         return [self.section]
 
     def _kill(self):
@@ -95,12 +94,16 @@ class Snapshots:
                 client = self._opened(before)
                 for name in self._names():
                     lost = before[name] - after[name]
-                    self._lost.setdefault(name, []).append({f"{ledger}:{entry}" for ledger, entry in lost})
+                    self._note(name, lost)
                     where = f"kill {number}, {policy}, {name}: {len(lost)} of {len(before[name])} acked"
                     self.section.compare("entries that the client receives again", self._came[name], lost, where=where)
                     self._judge(where, said[name], bound[name]["comes_back"], places[name], len(lost))
             time.sleep(5)  # a poll after the last load
             client.close()
+
+    def _note(self, name, lost):
+        if lost:
+            self._lost[name].append({f"{ledger}:{entry}" for ledger, entry in lost})
 
     def _start(self, policy):
         # A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.
@@ -151,9 +154,14 @@ class Snapshots:
         for name in self._names():
             for _ in range(self._rng.randrange(1, 4)):
                 self._move(name)
+        time.sleep(3)  # a seek and a load between the same two polls look like a crash
         for topic in {topic for topic, _ in self._names()}:
             if self._rng.random() < 0.2:
+                before = self._acked()
                 self._cluster.unload(topic.rpartition("/")[2])
+                after = self._acked()
+                for name in self._names():  # those beyond the limit on ranges
+                    self._note(name, before[name] - after[name])
         time.sleep(self._rng.uniform(2, 4))
         for name in self._names():
             if self._rng.random() < 0.7:
