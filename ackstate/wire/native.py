@@ -19,7 +19,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
-from ackstate.deleted_ranges import LEDGER_BLOCK, DeletedRanges, decode_bitmap, decode_blocks, encode_block
+from ackstate.deleted_ranges import DeletedRanges, decode_blocks, encode_block
 from ackstate.entry_bitmap import bitmap_of
 from ackstate.errors import CorruptStateError, check_version
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
@@ -390,18 +390,17 @@ _DELTA = np.dtype(
         "itemsize": 60,
     }
 )
-_BITMAP_AT = _DELTA.itemsize + LEDGER_BLOCK.size
 _LENGTH_MIN = _DELTA.itemsize + CHECKSUM.size
 # The layout of a delta with one acked entry, as most are: the bitmap has one container with one value.
 _SINGLE = np.dtype(
     {
-        "names": ["ledger_id", "size_and_cookie", "containers", "high", "others", "values_at", "low"],
-        "formats": ["<i8", "<u8", "<u4", "<u2", "<u2", "<u4", "<u2"],
-        "offsets": [60, 68, 76, 80, 82, 84, 88],
+        "names": ["counts", "ledger_id", "size_and_cookie", "containers", "high", "others", "values_at", "low"],
+        "formats": ["V12", "<i8", "<u8", "<u4", "<u2", "<u2", "<u4", "<u2"],
+        "offsets": [48, 60, 68, 76, 80, 82, 84, 88],
         "itemsize": 94,
     }
 )
-_FIXED = ("size_and_cookie", "containers", "others", "values_at")
+_FIXED = ("counts", "size_and_cookie", "containers", "others", "values_at")
 _SAMPLE = encode(Record(RecordKind.DELTA, 0, 0, 0, Position(0, -1), DeletedRanges.from_bitmaps([(0, BitMap([0]))])))
 
 
@@ -419,7 +418,7 @@ class Deltas(NamedTuple):
 
     mark_delete: Position  # of the last delta
     properties: Mapping[str, int]  # of the last delta
-    bitmaps: dict[int, BitMap]  # acked entries by ledger, of all deltas that have nothing else
+    bitmaps: dict[int, BitMap]  # acked entries by ledger, of all deltas with a single one and nothing else
     others: list[RecordFields]
 
 
@@ -436,16 +435,17 @@ def decode_deltas(entries: Sequence[bytes], place: JournalOffset) -> Deltas | No
     checksums = np.frombuffer(b"".join([encoded[-CHECKSUM.size :] for encoded in entries]), "<u4")
     if joined != _expected(headers, lengths, checksums, place) or not _is_rising(headers, place):
         return None
-    is_plain = (headers["ledgers"] == 1) & (headers["properties"] == 0) & (headers["batches"] == 0)
-    is_plain &= lengths > _BITMAP_AT
-    others = list(compress(entries, (~is_plain).tolist()))
+    is_single = lengths == _SINGLE.itemsize
+    rows = np.frombuffer(b"".join(compress(entries, is_single.tolist())), _SINGLE)
+    fixed = np.frombuffer(_SAMPLE, _SINGLE)
+    is_as_sample = np.logical_and.reduce([rows[name] == fixed[name] for name in _FIXED]) & (rows["ledger_id"] >= 0)
+    is_single[is_single] = is_as_sample
     try:
-        bitmaps = _decode_plain(list(compress(entries, is_plain.tolist())), lengths[is_plain])
-        parts = list(map(decode_parts, others))
+        parts = list(map(decode_parts, compress(entries, (~is_single).tolist())))
     except CorruptStateError:
         return None
-    properties = {} if is_plain[-1] else parts[-1].properties
-    return Deltas(Position(*headers["mark_delete"][-1].tolist()), properties, bitmaps, parts)
+    properties = {} if is_single[-1] else parts[-1].properties
+    return Deltas(Position(*headers["mark_delete"][-1].tolist()), properties, _acked(rows[is_as_sample]), parts)
 
 
 def join(bitmaps: dict[int, BitMap], ledger_id: int, acked: BitMap) -> None:
@@ -483,19 +483,6 @@ def _is_rising(headers: npt.NDArray[np.void], place: JournalOffset) -> bool:
     return bool(is_rising.all() and entry_ids.min() >= -1 and entry_ids.max() <= ENTRY_ID_MAX)
 
 
-def _decode_plain(entries: list[bytes], lengths: npt.NDArray[np.uint32]) -> dict[int, BitMap]:
-    """Return the acks of deltas with one ledger block each, by ledger."""
-    is_single = lengths == _SINGLE.itemsize
-    rows = np.frombuffer(b"".join(compress(entries, is_single.tolist())), _SINGLE)
-    fixed = np.frombuffer(_SAMPLE, _SINGLE)
-    is_as_sample = np.logical_and.reduce([rows[name] == fixed[name] for name in _FIXED]) & (rows["ledger_id"] >= 0)
-    is_single[is_single] = is_as_sample
-    bitmaps = _acked(rows[is_as_sample])
-    for encoded in compress(entries, (~is_single).tolist()):
-        join(bitmaps, *_decode_block(encoded))
-    return bitmaps
-
-
 def _acked(singles: npt.NDArray[np.void]) -> dict[int, BitMap]:
     if not len(singles):
         return {}
@@ -504,11 +491,3 @@ def _acked(singles: npt.NDArray[np.void]) -> dict[int, BitMap]:
     ledger_ids, begins = np.unique(singles["ledger_id"][order], return_index=True)
     of_ledgers = np.split(entry_ids[order], begins[1:])
     return dict(zip(ledger_ids.tolist(), map(bitmap_of, of_ledgers), strict=True))
-
-
-def _decode_block(encoded: bytes) -> tuple[int, BitMap]:
-    ledger_id, size = LEDGER_BLOCK.unpack_from(encoded, _DELTA.itemsize)
-    portable = encoded[_BITMAP_AT : -CHECKSUM.size]
-    if ledger_id > LEDGER_ID_MAX or size != len(portable):
-        corrupt(_DELTA.itemsize, "a single ledger block", f"ledger {ledger_id}, {size} bytes")
-    return ledger_id, decode_bitmap(portable, _BITMAP_AT)

@@ -16,8 +16,7 @@ from pydantic.alias_generators import to_camel
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
-from ackstate.wire.pulsar.fields import InvalidRecordError
-from ackstate.wire.pulsar.ranges import RangeRows, resolve
+from ackstate.wire.pulsar.ranges import InvalidRecordError, RangeRows, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,10 +27,12 @@ from ackstate.wire.pulsar.cursor_state_pb2 import (
     StringProperty,
 )
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
-from ackstate.wire.pulsar.fields import InvalidRecordError, fields_of, locate
+from ackstate.wire.pulsar.fields import fields_of
 from ackstate.wire.pulsar.ranges import (
+    FEW_RANGES,
     UNLIMITED,
     WORD_COUNT_MAX,
+    InvalidRecordError,
     Limits,
     RangeForm,
     RangeRows,
@@ -45,6 +47,7 @@ from ackstate.wire.pulsar.ranges import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ackstate.deleted_ranges import Run
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
 
@@ -98,6 +101,7 @@ COMPRESSION_THRESHOLD_BYTES = 16_384
 # The list of ranges is behind the single numbers of a record, which are optional: their tags, and the tag of the list.
 _RANGES_TAG, _CURSOR_RANGES_TAG = 0x1A, 0x22
 _NUMBER_TAGS, _CURSOR_NUMBER_TAGS = b"\x08\x10", b"\x08\x10\x18"
+_NO_RANGES = DeletedRanges()
 
 
 def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORDS, limits: Limits = UNLIMITED) -> bytes:
@@ -116,8 +120,7 @@ def encode_position_info(info: PositionInfo, *, form: RangeForm = RangeForm.WORD
         individual_deleted_message_ranges=(LongListMap(key=each, values=words_of(bitmap)) for each, bitmap in in_words),
         idle_since=info.idle_since_ms,
     )
-    ranges = encode_range_list(selection.kept, tag=_RANGES_TAG) if as_list else []
-    return _assembled(head, ranges, tail, info.unknown)
+    return _assembled(head, selection.kept if as_list else _NO_RANGES, _RANGES_TAG, tail, info.unknown)
 
 
 def decode_position_info(data: bytes, ledgers: LedgerMap | None = None, *, what: str = "position info") -> PositionInfo:
@@ -128,7 +131,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None, *, what:
     record = bytes(memoryview(data))
     try:
         message, rows = _parsed(record, PositionInfoMessage, _NUMBER_TAGS, _RANGES_TAG)
-        position = _checked_position(message.ledger_id, message.entry_id, "ledger_id")
+        position = _checked_position(message.ledger_id, message.entry_id)
         return PositionInfo(
             position,
             _deleted(message, rows, ledgers, len(record)),
@@ -138,7 +141,7 @@ def decode_position_info(data: bytes, ledgers: LedgerMap | None = None, *, what:
             unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
-        raise locate(record, PositionInfoMessage.DESCRIPTOR, refused, what=what) from None
+        corrupt(what, 0, refused.expected, refused.found)
 
 
 def encode_cursor_info(
@@ -164,8 +167,7 @@ def encode_cursor_info(
         idle_since=info.idle_since_ms,
         ackstate_term=info.term,
     )
-    ranges = encode_range_list(selection.kept, tag=_CURSOR_RANGES_TAG)
-    record = _assembled(head, ranges, tail, info.unknown)
+    record = _assembled(head, selection.kept, _CURSOR_RANGES_TAG, tail, info.unknown)
     if compression is Compression.NONE or len(record) <= threshold_bytes:
         return record
     # Pulsar cannot open a compressed record with properties again.
@@ -187,8 +189,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
     try:
         message, rows = _parsed(record, ManagedCursorInfo, _CURSOR_NUMBER_TAGS, _CURSOR_RANGES_TAG)
         if message.cursors_ledger_id < NO_LEDGER:
-            found = message.cursors_ledger_id
-            raise InvalidRecordError("cursors_ledger_id", _LAST, expected=f"a ledger id, or {NO_LEDGER}", found=found)
+            raise InvalidRecordError(f"a ledger id, or {NO_LEDGER}", message.cursors_ledger_id)
         return CursorInfo(
             message.cursors_ledger_id,
             _mark_delete(message),
@@ -202,11 +203,7 @@ def decode_cursor_info(data: bytes, ledgers: LedgerMap | None = None) -> CursorI
             unknown=_unknown(message),
         )
     except InvalidRecordError as refused:
-        raise locate(record, ManagedCursorInfo.DESCRIPTOR, refused, what="cursor info") from None
-
-
-# If a single field is repeated, the last one counts.
-_LAST = 2**63
+        corrupt("cursor info", 0, refused.expected, refused.found)
 
 
 def _properties(properties: Mapping[str, int]) -> Iterator[LongProperty]:
@@ -219,7 +216,7 @@ def _batch_infos(batch: BatchIndexes, limits: Limits) -> Iterator[BatchedEntryDe
         yield BatchedEntryDeletionIndexInfo(position=position, delete_set=words)
 
 
-def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, unknown: bytes) -> bytes:
+def _assembled(head: _Message, listed: DeletedRanges, tag: int, tail: _Message, unknown: bytes) -> bytes:
     # Fields are written in the order of their numbers, as in Pulsar; unknown fields have the highest numbers.
     if unknown:
         try:
@@ -228,7 +225,18 @@ def _assembled(head: _Message, ranges: list[bytes | bytearray], tail: _Message, 
             raise ValueError(f"unknown fields must be protobuf, got {unknown[:20]!r}: {error}") from None
         if known:
             raise ValueError(f"unknown fields must not contain {known[0][0].name}, got {unknown[:20]!r}")
-    return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
+    ranges = b""
+    if listed.range_count > FEW_RANGES:
+        ranges = encode_range_list(listed, tag=tag)
+    else:
+        head.individual_deleted_messages.extend(map(_range, listed.runs()))
+    return b"".join((head.SerializePartialToString(), ranges, tail.SerializePartialToString(), unknown))
+
+
+def _range(run: Run) -> MessageRange:
+    ledger_id, first, end = run
+    lower = NestedPositionInfo(ledger_id=ledger_id, entry_id=first - 1)
+    return MessageRange(lower_endpoint=lower, upper_endpoint=NestedPositionInfo(ledger_id=ledger_id, entry_id=end - 1))
 
 
 def _parsed(
@@ -241,9 +249,9 @@ def _parsed(
     try:
         message.ParseFromString(record[:begin] + record[end:])
     except DecodeError as error:
-        raise InvalidRecordError(None, expected="a record that protobuf can read", found=error) from None
+        raise InvalidRecordError("a record that protobuf can read", error) from None
     if not message.IsInitialized():
-        raise InvalidRecordError(None, expected="all required fields", found="a part of them")
+        raise InvalidRecordError("all required fields", "a part of them")
     left = np.array([*map(_ends, message.individual_deleted_messages)], np.int64).reshape(-1, 4).T
     if left.size:
         rows = RangeRows(*map(np.concatenate, zip(rows, left, strict=True)))
@@ -276,23 +284,20 @@ def _deleted(
     deleted, ledger_ids = DeletedRanges(), set()
     for index, each in enumerate(message.individual_deleted_message_ranges):
         if each.key < 0 or each.key in ledger_ids:
-            expected = "a ledger id of 0 or more, each once"
-            raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found=each.key)
+            raise InvalidRecordError(f"a ledger id of 0 or more, each once, as key {index} of the words", each.key)
         ledger_ids.add(each.key)
         if len(each.values) > WORD_COUNT_MAX and any(each.values[WORD_COUNT_MAX:]):
-            expected = f"entries up to {ENTRY_ID_MAX}"
-            raise InvalidRecordError("individual_deleted_message_ranges", index, expected=expected, found="higher ones")
+            raise InvalidRecordError(f"entries up to {ENTRY_ID_MAX} of ledger {each.key}", "higher ones")
         deleted.add_entries(each.key, bitmap_of_words(each.values[:WORD_COUNT_MAX]))
     return deleted
 
 
 def _batch(message: PositionInfoMessage | ManagedCursorInfo) -> BatchIndexes:
-    field = "batched_entry_deletion_index_info"
     batch = BatchIndexes()
-    for index, each in enumerate(message.batched_entry_deletion_index_info):
-        position = _checked_position(each.position.ledger_id, each.position.entry_id, field, index, entry_id_min=0)
+    for each in message.batched_entry_deletion_index_info:
+        position = _checked_position(each.position.ledger_id, each.position.entry_id, "a batch", entry_id_min=0)
         if not any(each.delete_set):
-            raise InvalidRecordError(field, index, expected="an index that is not acked", found=f"none of {position}")
+            raise InvalidRecordError("an index that is not acked", f"none of batch {position}")
         batch.discard(position)  # If a position is repeated, the last one counts.
         batch.ack(position, each.delete_set)
     return batch
@@ -305,26 +310,23 @@ def _decoded_properties(message: PositionInfoMessage | ManagedCursorInfo) -> dic
 def _text(text: str) -> str:
     # The runtime returns text that is not UTF-8 as bytes.
     if not isinstance(text, str):
-        raise InvalidRecordError(None, expected="text in UTF-8", found=text)
+        raise InvalidRecordError("text in UTF-8", text)
     return text
 
 
 def _mark_delete(message: ManagedCursorInfo) -> Position | None:
     ledger, entry = message.HasField("mark_delete_ledger_id"), message.HasField("mark_delete_entry_id")
     if ledger != entry:
-        name = "mark_delete_ledger_id" if ledger else "mark_delete_entry_id"
-        raise InvalidRecordError(name, _LAST, expected="both ids of the mark-delete position", found="one of them")
-    if not ledger:
-        return None
-    return _checked_position(message.mark_delete_ledger_id, message.mark_delete_entry_id, "mark_delete_ledger_id")
+        raise InvalidRecordError("both ids of the mark-delete position", "one of them")
+    return _checked_position(message.mark_delete_ledger_id, message.mark_delete_entry_id) if ledger else None
 
 
 def _checked_position(
-    ledger_id: int, entry_id: int, field: str, index: int = _LAST, entry_id_min: int = -1
+    ledger_id: int, entry_id: int, what: str = "the mark-delete position", entry_id_min: int = -1
 ) -> Position:
     if not (0 <= ledger_id <= LEDGER_ID_MAX and entry_id_min <= entry_id <= ENTRY_ID_MAX):
-        expected = f"a ledger id of 0 or more and an entry id of {entry_id_min} to {ENTRY_ID_MAX}"
-        raise InvalidRecordError(field, index, expected=expected, found=f"{ledger_id}:{entry_id}")
+        expected = f"a ledger id of 0 or more and an entry id of {entry_id_min} to {ENTRY_ID_MAX} of {what}"
+        raise InvalidRecordError(expected, f"{ledger_id}:{entry_id}")
     return Position(ledger_id, entry_id)
 
 

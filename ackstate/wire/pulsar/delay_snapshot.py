@@ -24,17 +24,17 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.checks import LONG_MAX
-from ackstate.deleted_ranges import decode_bitmap, varint_bytes
+from ackstate.deleted_ranges import decode_bitmap
 from ackstate.errors import CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 from ackstate.wire.pulsar.fields import (
-    Bytes,
     Int64s,
     RowLayout,
     Schema,
     Wire,
     check_required,
     decode_rows,
+    encode_rows,
     known_fields,
     read_varint,
     varint,
@@ -73,9 +73,6 @@ _INDEX = Schema(
 _MOST = {"timestamp": LONG_MAX, "ledger_id": LEDGER_ID_MAX, "entry_id": ENTRY_ID_MAX}
 _DELAY = 0  # the default operation of an element; no release of Pulsar has another
 _INDEX_ROW = RowLayout((0x0A, None, 0x08, None, 0x10, None, 0x18, None), ((1, 6),), (3, 5, 7), bytes_max=9)
-_FIXED_BYTES = 5  # of an element, beside its numbers
-# A block of this many rows stays in the cache while its columns are written.
-_STRETCH_ROWS = 8_192
 _CHECKSUM_TAG = varint(_CHECKSUM_NUMBER << 3 | Wire.FIXED32)
 _SEAL_BYTES = len(_CHECKSUM_TAG) + 4
 _CHECKSUM_END = 2**32
@@ -114,9 +111,7 @@ class SegmentMetadata:
 
 def encode_segment(indexes: DelayedIndexes) -> bytes:
     """Encode at least one message, times never falling, as Pulsar; `ValueError` or `TypeError` for anything else."""
-    indexes = _checked(indexes)
-    cuts = range(0, len(indexes.entry_ids), _STRETCH_ROWS)
-    return b"".join(_encode_stretch([column[cut : cut + _STRETCH_ROWS] for column in indexes]) for cut in cuts)
+    return encode_rows(_checked(indexes), _INDEX_ROW)
 
 
 def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata:
@@ -175,50 +170,6 @@ def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
     if not data:
         corrupt(what, 0, "a segment", "the end")
     return tuple(segments)
-
-
-class _VarintSizes(NamedTuple):
-    """The size of each number as a varint, the least and the most."""
-
-    each: Int64s
-    least: int
-    most: int
-
-
-def _encode_stretch(indexes: Sequence[Int64s]) -> bytes:
-    sizes = [*map(_sizes, indexes)]
-    matrix = np.empty((len(indexes[0]), _FIXED_BYTES + sum(size.most for size in sizes)), np.uint8)
-    kept = np.ones(matrix.shape, np.bool_)
-    matrix[:, 0] = 0x0A
-    matrix[:, 1] = sum(size.each for size in sizes) + (_FIXED_BYTES - 2)
-    at = 2
-    for tag, numbers, size in zip((0x08, 0x10, 0x18), indexes, sizes, strict=True):
-        matrix[:, at] = tag
-        _put_varints(matrix.T[at + 1 : at + 1 + size.most], kept.T[at + 1 :], numbers, size)
-        at += 1 + size.most
-    is_even = all(size.least == size.most for size in sizes)
-    return matrix.tobytes() if is_even else matrix[kept].tobytes()
-
-
-def _sizes(numbers: Int64s) -> _VarintSizes:
-    least, most = varint_bytes(int(numbers.min())), varint_bytes(int(numbers.max()))
-    each = np.full(len(numbers), least)
-    for size in range(least, most):
-        each += numbers >= 1 << 7 * size
-    return _VarintSizes(each, least, most)
-
-
-def _put_varints(columns: Bytes, kept: npt.NDArray[np.bool_], numbers: Int64s, sizes: _VarintSizes) -> None:
-    """Write numbers into columns, one per byte, and mark in `kept` the bytes that a number does not have."""
-    for index, column in enumerate(columns):
-        digits = (numbers >> 7 * index).astype(np.uint8) & 0x7F
-        if index + 1 < sizes.least:
-            digits |= 0x80
-        elif index + 1 < sizes.most:
-            digits |= (sizes.each > index + 1).view(np.uint8) << 7
-        column[:] = digits
-        if index >= sizes.least:
-            kept[index] = sizes.each > index
 
 
 def _decode_indexes(data: bytes, what: str) -> DelayedIndexes:

@@ -10,12 +10,8 @@ One element of a list is a ``MessageRange`` ::
     0x08, ledger
     0x10, last
 
-The numbers are varints, all else is one byte each. Elements whose numbers have the same lengths are rows of a byte
-matrix that differ in few columns. Positions rise, so a list consists of only a few blocks of such rows.
-
-Words are those of a Java ``BitSet``: entry 64 i + j of a ledger is bit j of word i. A bit differs from the one below it
-only at the start of a run or just after its end. If there are many entries, such edges are few, and words are their
-running parity: so the cost depends on the ranges and the words, not on the entries.
+The numbers are varints, all else is one byte each. Words are those of a Java ``BitSet``: entry 64 i + j of a ledger is
+bit j of word i.
 
 Source: ``MLDataFormats.proto``, ``ManagedCursorImpl`` of Apache Pulsar.
 """
@@ -29,17 +25,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from ackstate.deleted_ranges import DeletedRanges, varint_bytes
+from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import bitmap_of_runs, runs_of
 from ackstate.position import ENTRY_ID_MAX
 from ackstate.selection import Selection, select
-from ackstate.wire.pulsar.fields import Bytes, Int64s, InvalidRecordError, RowLayout, decode_rows, varint
+from ackstate.wire.pulsar.fields import Int64s, RowLayout, decode_rows, encode_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from ackstate.ledger_map import LedgerMap
 
@@ -131,13 +128,15 @@ def _limited_words(deleted: DeletedRanges, limit: int, rule: LimitRule) -> Delet
     return kept
 
 
-# The list.
-_UInt32s = NDArray[np.uint32]
+class InvalidRecordError(Exception):
+    """A record that is impossible: what was expected and found; the decoder adds which record it is."""
 
-_MINUS_ONE = b"\xff" * 9 + b"\x01"
-_LONGER_FROM = np.array([2**digits for digits in (7, 14, 21, 28)], np.uint32)
-# The tables of a block of so many rows stay in the cache.
-_ROWS_MAX = 4_096
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(expected, found)
+        self.expected, self.found = expected, found
+
+
+# The list.
 _LAYOUTS = {
     tag: RowLayout(
         (tag, None, 0x0A, None, 0x08, None, 0x10, None, 0x12, None, 0x08, None, 0x10, None),
@@ -148,8 +147,8 @@ _LAYOUTS = {
     for tag in (0x1A, 0x22)
 }
 _SHORT_BYTES = 1_024
-# Up to this many ranges of a ledger are written one by one.
-_FEW = 8
+FEW_RANGES = 32
+"""Up to so many, the protobuf runtime is faster."""
 
 
 class RangeRows(NamedTuple):
@@ -161,18 +160,12 @@ class RangeRows(NamedTuple):
     upper_entry: Int64s
 
 
-def encode_range_list(deleted: DeletedRanges, *, tag: int) -> list[bytes | bytearray]:
-    """Encode every range as an element of a repeated field with a one-byte tag; return the bytes in pieces."""
-    parts: list[bytes | bytearray] = []
-    for ledger_id, bitmap in deleted.bitmaps():
-        begins, ends = runs_of(bitmap)
-        ledger = varint(ledger_id)
-        if len(begins) <= _FEW:
-            parts.extend(_element(tag, ledger, *each) for each in zip(begins.tolist(), ends.tolist(), strict=True))
-            continue
-        for begin, end in pairwise(_cuts(begins, ends)):
-            parts.append(_encode_stretch(tag, ledger, begins[begin:end], ends[begin:end]))
-    return parts
+def encode_range_list(deleted: DeletedRanges, *, tag: int) -> bytes:
+    """Encode every range, at least one, as an element of a repeated field with a one-byte tag."""
+    ledger_ids, firsts, lasts = zip(*((each, *runs_of(bitmap)) for each, bitmap in deleted.bitmaps()), strict=True)
+    ledgers = np.repeat(np.array(ledger_ids, np.int64), [*map(len, firsts)])
+    lower, upper = np.concatenate(firsts).astype(np.int64) - 1, np.concatenate(lasts).astype(np.int64)
+    return encode_rows((ledgers, lower, ledgers, upper), _LAYOUTS[tag])
 
 
 def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, int]:
@@ -183,115 +176,47 @@ def decode_range_list(data: bytes, begin: int, *, tag: int) -> tuple[RangeRows, 
     return RangeRows(*columns), end
 
 
-def _element(tag: int, ledger: bytes, first: int, last: int) -> bytes:
-    """Encode one range with inclusive ends, given its ledger id as a varint."""
-    lower = b"\x08" + ledger + b"\x10" + (varint(first - 1) if first else _MINUS_ONE)
-    upper = b"\x08" + ledger + b"\x10" + varint(last)
-    size = 4 + len(lower) + len(upper)
-    return bytes((tag, size, 0x0A, len(lower))) + lower + bytes((0x12, len(upper))) + upper
-
-
-def _cuts(begins: _UInt32s, ends: _UInt32s) -> list[int]:
-    """Return the starts of blocks of ranges whose numbers have the same sizes, and the end of the last block."""
-    # The lower end of a range from 0 on is -1, which is longer than any other.
-    cuts = {0, int(begins[0] == 0), len(begins), *range(_ROWS_MAX, len(begins), _ROWS_MAX)}
-    cuts.update(np.searchsorted(begins, _LONGER_FROM + np.uint32(1)).tolist())
-    cuts.update(np.searchsorted(ends, _LONGER_FROM).tolist())
-    return sorted(cuts)
-
-
-def _encode_stretch(tag: int, ledger: bytes, begins: _UInt32s, ends: _UInt32s) -> bytearray:
-    """Encode ranges of one ledger whose numbers all have the same sizes: the first one, with other numbers."""
-    first, last = int(begins[0]), int(ends[0])
-    record = bytearray(_element(tag, ledger, first, last)) * len(begins)
-    columns = np.frombuffer(record, np.uint8).reshape(len(begins), -1).T
-    _put_varints(columns[-varint_bytes(last) :], ends)
-    if first:
-        at = 6 + len(ledger)
-        _put_varints(columns[at : at + varint_bytes(first - 1)], begins - np.uint32(1))
-    return record
-
-
-def _put_varints(columns: Bytes, numbers: _UInt32s) -> None:
-    for index, column in enumerate(columns):
-        digits = (numbers >> numbers.dtype.type(7 * index)).astype(np.uint8)
-        column[:] = digits if index == len(columns) - 1 else digits | 0x80
-
-
 # Words.
 WORD_COUNT_MAX = (ENTRY_ID_MAX + 1) // 64
 # An unpacked bit takes a byte: a piece takes 256 KiB and stays in the cache.
 _PIECE_WORDS = 4_096
-# From this share of acked entries on, a bitmap is built from runs rather than from entries.
-_DENSE = 5 / 8
 
 
 def words_of(bitmap: BitMap) -> list[int]:
     """Return a bitmap's words, signed, up to the last that is not zero; the bitmap must not be empty."""
     count = bitmap.max() // 64 + 1
-    edges = np.frombuffer((bitmap ^ bitmap.shift(1)).to_array(), np.uint32).astype(np.int64)
-    toggles = np.zeros(count, np.uint64)
-    begins = np.arange(0, count, _PIECE_WORDS)
-    cuts = [*np.searchsorted(edges, begins * 64).tolist(), int(np.searchsorted(edges, count * 64))]
-    for begin, low, high in zip(begins.tolist(), cuts[:-1], cuts[1:], strict=True):
+    is_dense = len(bitmap) > count * 32
+    # The fewer ones of the entries and of the rest are set.
+    some = BitMap.flip(bitmap, 0, count * 64) if is_dense else bitmap
+    bits = np.frombuffer(some.to_array(), np.uint32)
+    words = np.zeros(count, np.int64)
+    begins = np.arange(0, count + _PIECE_WORDS, _PIECE_WORDS)
+    cuts = np.searchsorted(bits, begins * 64).tolist()
+    for begin, low, high in zip(begins.tolist(), cuts[:-1], cuts[1:], strict=False):
         if low < high:
-            piece = toggles[begin : begin + _PIECE_WORDS]
-            piece[:] = _packed(edges[low:high] - begin * 64, len(piece))
-    words: list[int] = _running_parity(toggles).view(np.int64).tolist()
-    return words if count > 1 else [*words, 0]  # as Pulsar; readers accept the zero word
+            piece = words[begin : begin + _PIECE_WORDS]
+            one_a_byte = np.zeros(len(piece) * 64, np.uint8)
+            one_a_byte[bits[low:high] - np.uint32(begin * 64)] = 1
+            piece[:] = np.packbits(one_a_byte, bitorder="little").view(np.int64)
+    found: list[int] = (~words if is_dense else words).tolist()
+    return found if count > 1 else [*found, 0]  # as Pulsar; readers accept the zero word
 
 
 def bitmap_of_words(words: Sequence[int]) -> BitMap:
     """Return the entries whose bits are set in signed words, at most `WORD_COUNT_MAX` of them."""
     bitmap = BitMap()
     for begin in range(0, len(words), _PIECE_WORDS):
-        piece = np.array(words[begin : begin + _PIECE_WORDS], np.int64).view(np.uint64)
-        if piece.any():
-            bitmap |= _bitmap_of_piece(piece, begin * 64)
+        piece = np.array(words[begin : begin + _PIECE_WORDS], np.int64)
+        if not piece.any():
+            continue
+        is_dense = int.from_bytes(piece.tobytes(), "little").bit_count() > len(piece) * 32
+        bits = np.unpackbits((~piece if is_dense else piece).view(np.uint8), bitorder="little")
+        some = BitMap(array("I", (np.flatnonzero(bits) + begin * 64).astype(np.uint32).tobytes()))
+        bitmap |= BitMap.flip(some, begin * 64, (begin + len(piece)) * 64) if is_dense else some
     return bitmap
 
 
-def _bitmap_of_piece(words: NDArray[np.uint64], offset: int) -> BitMap:
-    entry_count = int.from_bytes(words.tobytes(), "little").bit_count()
-    if entry_count < _DENSE * len(words) * 64:
-        entries = _bits(words) + offset
-        return BitMap(array("I", entries.astype(np.uint32).tobytes()))
-    edges = _edges(words)
-    if len(edges) % 2:
-        edges = np.append(edges, len(words) * 64)
-    return bitmap_of_runs(edges[0::2] + offset, edges[1::2] + (offset - 1))
-
-
-def _edges(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return each bit that differs from the one below it, in order."""
-    below = words << np.uint64(1)
-    below[1:] |= words[:-1] >> np.uint64(63)
-    return _bits(words ^ below)
-
-
-def _running_parity(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return words in which a bit is set if an odd number of input bits up to and including it are set."""
-    parity = words
-    for step in (1, 2, 4, 8, 16, 32):
-        parity = parity ^ (parity << np.uint64(step))
-    carried = np.zeros(len(words), np.uint64)
-    carried[1:] = np.bitwise_xor.accumulate(parity >> np.uint64(63))[:-1]
-    return parity ^ (np.uint64(0) - carried)
-
-
-def _packed(bits: NDArray[np.int64], word_count: int) -> NDArray[np.uint64]:
-    one_a_byte = np.zeros(word_count * 64, np.uint8)
-    one_a_byte[bits] = 1
-    return np.packbits(one_a_byte, bitorder="little").view(np.uint64)
-
-
-def _bits(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-
-
 # From ranges to entries.
-_RANGES = "individual_deleted_messages"
-
 # A range costs nothing to write, but its bitmap takes a container of about 70 bytes, in up to five copies while it is
 # counted, for each 65,536 entries. Ranges over unknown ledgers may span this many containers in a record of any size:
 # 67 million entries, where a real ledger has 50,000. Each byte of the record allows more.
@@ -338,7 +263,7 @@ def _check_ids(rows: RangeRows) -> None:
     if bad.any():
         index = int(bad.argmax())
         text = "({}:{}..{}:{}]".format(*(int(column[index]) for column in rows))
-        raise InvalidRecordError(_RANGES, index, expected="a range (ledger:entry..ledger:entry] that rises", found=text)
+        raise InvalidRecordError(f"range {index} as (ledger:entry..ledger:entry] that rises", text)
 
 
 def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> None:
@@ -349,11 +274,9 @@ def _check_spanned(runs: _Runs, ledgers: LedgerMap | None, spanned_max: int) -> 
         ids, which = np.unique(runs.ledger, return_inverse=True)
         known = np.array([ledgers.entry_count(ledger_id) for ledger_id in ids.tolist()], np.int64)
         spanned = _spanned(np.maximum(runs.first, known[which]), runs.last)
-    over = np.cumsum(spanned) > spanned_max
-    if over.any():
-        index = int(over.argmax())
+    if int(spanned.sum()) > spanned_max:
         expected = f"ranges over at most {spanned_max} times 65536 entries of no known ledger"
-        raise InvalidRecordError(_RANGES, index, expected=expected, found=f"{int(spanned.sum())} times")
+        raise InvalidRecordError(expected, f"{int(spanned.sum())} times")
 
 
 def _spanned(first: Int64s, last: Int64s) -> Int64s:

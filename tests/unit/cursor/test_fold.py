@@ -140,7 +140,7 @@ def test_deltas_of_every_shape_are_read_at_once():
     snapshot, *entries = journal_of(STORY)
     deltas = decode_deltas(entries, JournalOffset(EPOCH, 1, native.checksum(snapshot), Position(3, 0)))
     assert deltas is not None
-    assert len(deltas.others) == 7
+    assert len(deltas.others) == 9
 
 
 def outcome(entries, *, bulk_count_min, discard_damaged=False):
@@ -219,7 +219,7 @@ def test_a_torn_last_record_is_discarded_and_the_others_are_still_read_at_once(c
     one_by_one = mock.Mock(wraps=native.decode_parts)
     monkeypatch.setattr(native, "decode_parts", one_by_one)
     fold(entries, what="journal", epoch=EPOCH)
-    assert one_by_one.call_count == 2 + 7, "the snapshot, the torn one, and the deltas of other shapes"
+    assert one_by_one.call_count == 2 + 9, "the snapshot, the torn one, and the deltas of other shapes"
 
 
 def test_a_torn_snapshot_is_refused():
