@@ -16,9 +16,6 @@ A copy of an open store. A checkpoint copies pages from the log to the database 
 begins the log anew only after all of them are in the database: it then has another header. So while the header stays
 the same, a copy of the database and, after it, of the log is the store at the end of the copy: whatever a checkpoint
 changed in the database meanwhile is in the log too. If it has changed, both are copied again.
-
-Temporary copies lie in ``ackstate-copy-*`` among the temporary files, and their process keeps them locked. An unlocked
-one is the leftover of a killed process, and the next process of the same user removes it.
 """
 
 from __future__ import annotations
@@ -204,16 +201,15 @@ class SqliteStore:
         if to is not None:
             _copy_store(Path(path), Path(to), bytes_max=copy_bytes_max)
             return cls(to, check_pages=check_pages)
-        _remove_leftovers()
-        place, lock = _locked_place()
+        place = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX))
         copy = place / f"copy-of-{Path(path).absolute().name[:40]}"
         try:
             _copy_store(Path(path), copy, bytes_max=copy_bytes_max)
             store = cls(copy, check_pages=check_pages)
         except BaseException:
-            _remove(place, lock, os.getpid())
+            _remove(place, os.getpid())
             raise
-        store._remove_copy = weakref.finalize(store, _remove, place, lock, os.getpid())
+        store._remove_copy = weakref.finalize(store, _remove, place, os.getpid())
         return store
 
     @property
@@ -548,35 +544,6 @@ def _created(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
-def _locked_place() -> tuple[Path, int]:
-    """Create a directory among the temporary files and lock it; return its path, and the descriptor with the lock."""
-    while True:
-        place = Path(tempfile.mkdtemp(prefix=_COPY_PREFIX))
-        try:
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another process may have removed it as a leftover before it was locked.
-        if place.exists():
-            return place, descriptor
-        os.close(descriptor)
-
-
-def _remove(place: Path, lock: int, process: int) -> None:
+def _remove(place: Path, process: int) -> None:
     if process == os.getpid():  # not in a forked child
         shutil.rmtree(place, ignore_errors=True)
-    os.close(lock)
-
-
-def _remove_leftovers() -> None:
-    """Remove the copies of this user that no process has locked; a copy that cannot be removed stays."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_COPY_PREFIX}*"):
-        with suppress(OSError):
-            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_uid == os.geteuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(descriptor)
