@@ -441,7 +441,7 @@ class ManagedCursor:
             consumer: The receiver of the messages, for listeners.
             positions: The messages that this consumer received, for listeners.
         """
-        check_position(position)
+        position = check_position(position)
         with self.lock:
             self.young_age.delivered(position, now_ms=now_ms)
             self._listeners.delivered(consumer, positions, now_ms=now_ms)

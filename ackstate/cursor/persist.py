@@ -119,7 +119,7 @@ class YoungAge:
     def __init__(self, seconds: int) -> None:
         self.age_ms = seconds * 1000
         self.is_on = seconds > 0
-        self.ruler = DeliveryRuler()  # the times of deliveries
+        self.ruler = DeliveryRuler(self.age_ms)  # the times of deliveries
 
     def delivered(self, position: Position, *, now_ms: int) -> None:
         """Note that everything up to a position was sent by now."""
@@ -132,7 +132,7 @@ class YoungAge:
         if not self.is_on:
             return EVERYTHING
         self._follow_clock(now_ms)
-        return self.ruler.old_up_to(self.age_ms, now_ms) or _NOTHING_DELIVERED
+        return self.ruler.old_up_to(now_ms) or _NOTHING_DELIVERED
 
     def clear(self) -> None:
         """Forget all deliveries, as after a reset of the cursor."""
@@ -141,7 +141,7 @@ class YoungAge:
     def _follow_clock(self, now_ms: int) -> None:
         """Set the ruler back if the clock went back by more than the age."""
         # Messages sent so far are then old after an age; else they would be young until the clock is where it was.
-        times, _ = self.ruler.marks()
+        times = self.ruler.times
         if times and times[-1] - now_ms > self.age_ms:
             self.ruler.set_back(times[-1] - now_ms)
 

@@ -19,6 +19,7 @@ from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
 from ackstate.cursor.persist import MarkDeleteRateLimiter
 from ackstate.cursor.results import PersistTarget
+from ackstate.delivery_ruler import MARKS_MAX
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
@@ -141,7 +142,7 @@ class AgeFeed:
         self._ruler = ruler
         self._events = events
         self._taken = 0
-        _, marks = ruler.marks()
+        marks = ruler.positions
         deliveries = np.flatnonzero(events.kind == EventKind.DELIVER)
         before = np.array([marks[-1] if marks else (0, -1)], np.int64)
         told = np.column_stack((events.ledger_id[deliveries], events.last_entry[deliveries]))
@@ -161,7 +162,8 @@ class AgeFeed:
         self._taken = end
         times_ms: list[int] = self._events.ts_ms[taken].tolist()
         entries = zip(self._events.ledger_id[taken].tolist(), self._events.last_entry[taken].tolist(), strict=True)
-        self._ruler.record_many([Position(*each) for each in entries], times_ms)
+        for entry, time_ms in zip(entries, times_ms, strict=True):
+            self._ruler.record(Position(*entry), time_ms)
         return times_ms
 
 
@@ -265,7 +267,7 @@ class CursorReplay:
         """Record a delivery in the cursor."""
         if not self._is_young:
             return
-        _, marked = self._cursor.young_age.ruler.marks()
+        marked = self._cursor.young_age.ruler.positions
         if not marked or position > marked[-1]:
             self._cursor.delivered(position, now_ms=now_ms)
             if not self._sent_ms or self._sent_ms[-1] != now_ms:
@@ -329,7 +331,7 @@ class CursorReplay:
 
         The ruler's answer does not change until marks are thinned; until then the last answer is as good as all.
         """
-        last_ms = int(stop_ms[: max(self._cursor.young_age.ruler.room, 1)][-1])
+        last_ms = int(stop_ms[: max(MARKS_MAX - len(self._cursor.young_age.ruler.times), 1)][-1])
         return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
 
     def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:

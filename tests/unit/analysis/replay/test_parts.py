@@ -148,7 +148,7 @@ def test_deliveries_told_at_once_are_as_each_of_them(waits):
         ts_ms += chance.choice(waits)
         ledger_id, entry = divmod(max(0, sent - chance.choice((0, 0, 2, 40, 200))), 150)
         events.append(Event(ts_ms, DELIVER if chance.random() < 0.7 else ACK, ledger_id, entry, entry))
-    one, many = (DeliveryRuler(marks_max=128) for _ in range(2))
+    one, many = (DeliveryRuler(1_000) for _ in range(2))
     for event in events:
         if event.kind == DELIVER:
             one.record(Position(event.ledger_id, event.last_entry), event.ts_ms)
@@ -157,16 +157,16 @@ def test_deliveries_told_at_once_are_as_each_of_them(waits):
         feed = AgeFeed(many, chunk)
         for last in (*feed.stops[:: len(feed.stops) // 3], len(chunk.ts_ms) - 1):
             moved += feed.take(int((chunk.ts_ms <= chunk.ts_ms[last]).sum()))
-    assert one.marks() == many.marks()
+    assert (one.times, one.positions) == (many.times, many.positions)
     assert moved == sorted(moved)
 
 
 def test_only_the_last_rise_of_a_millisecond_is_fed():
     told = ((5, 0), (5, 7), (5, 6), (6, 2), (7, 8), (7, 9))
-    ruler = DeliveryRuler(marks_max=128)
+    ruler = DeliveryRuler(1_000)
     feed = AgeFeed(ruler, chunk_of([Event(ts_ms, DELIVER, 3, entry, entry) for ts_ms, entry in told]))
     assert (feed.stops.tolist(), feed.take(6)) == ([1, 5], [5, 7])
-    assert ruler.marks() == ([5, 7], [Position(3, 7), Position(3, 9)])
+    assert (ruler.times, ruler.positions) == ([5, 7], [Position(3, 7), Position(3, 9)])
 
 
 def test_of_many_records_in_pulsars_format_only_the_last_is_kept():
