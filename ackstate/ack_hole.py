@@ -52,7 +52,6 @@ class AckHole(NamedTuple):
     end: int  # exclusive
     freed_bytes: int  # decrease of ``DeletedRanges.record_bytes``; negative if it grows
     freed_ranges: int  # decrease of ``DeletedRanges.range_count``; negative if it grows
-    mark_delete_after: Position
     mark_delete_advance: int  # entries over which it moves, those already acked included
 
     @property
@@ -89,7 +88,7 @@ def hole_at(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, mark
     end = ledgers.entry_count(ledger_id)
     if below < len(bitmap):
         end = min(end, bitmap[below])
-    elif not _has_acks_above(ledger_id, deleted):
+    elif (highest := deleted.last_range()) is None or highest[1].ledger_id <= ledger_id:
         return None
     return _Ackable(deleted, ledgers, mark_delete).hole(Run(ledger_id, first, end))
 
@@ -122,12 +121,12 @@ def ack_effect(position: Position, deleted: DeletedRanges, ledgers: LedgerMap, m
     if position <= mark_delete or position in deleted:
         return AckEffect(0, 0, 0)
     ledger_id, entry_id = ledgers.check_written(position)
-    return _Ackable(deleted, ledgers, mark_delete).effect(Run(ledger_id, entry_id, entry_id + 1))[0]
+    return _Ackable(deleted, ledgers, mark_delete).effect(Run(ledger_id, entry_id, entry_id + 1))
 
 
 def stretch_effect(stretch: Run, deleted: DeletedRanges, ledgers: LedgerMap, mark_delete: Position) -> AckEffect:
     """Return the effect of acking a run of unacked entries of the log now."""
-    return _Ackable(deleted, ledgers, mark_delete).effect(stretch)[0]
+    return _Ackable(deleted, ledgers, mark_delete).effect(stretch)
 
 
 @final
@@ -139,26 +138,21 @@ class _Ackable:
         self._ledgers = ledgers
         self._mark_delete = mark_delete
         # Differs from the mark-delete position only if ledgers were trimmed since its last move; the next ack moves it.
-        self._reached = deleted.reach(mark_delete, ledgers)
-        self._next = ledgers.next_valid(self._reached)
-        self._no_advance = self._passing(self._reached)
+        reached = deleted.reach(mark_delete, ledgers)
+        self._next = ledgers.next_valid(reached)
+        self._no_advance = self._passing(reached)
 
     def hole(self, stretch: Run) -> AckHole:
-        effect, mark_delete = self.effect(stretch)
-        return AckHole(*stretch, -effect.record_bytes, -effect.range_count, mark_delete, effect.mark_delete_advance)
+        effect = self.effect(stretch)
+        return AckHole(*stretch, -effect.record_bytes, -effect.range_count, effect.mark_delete_advance)
 
-    def effect(self, stretch: Run) -> tuple[AckEffect, Position]:
-        """Return the effect, and the new mark-delete position."""
+    def effect(self, stretch: Run) -> AckEffect:
         ledger_id, first, end = stretch
         if (ledger_id, first) == self._next:
-            reached = self._deleted.reach(Position(ledger_id, end - 1), self._ledgers)
-            return self._passing(reached), reached
+            return self._passing(self._deleted.reach(Position(ledger_id, end - 1), self._ledgers))
         record_bytes, range_count = _growth(stretch, self._deleted.entries(ledger_id))
         freed = self._no_advance
-        effect = AckEffect(
-            freed.record_bytes + record_bytes, freed.range_count + range_count, freed.mark_delete_advance
-        )  # fmt: skip
-        return effect, self._reached
+        return AckEffect(freed.record_bytes + record_bytes, freed.range_count + range_count, freed.mark_delete_advance)
 
     def _passing(self, reached: Position) -> AckEffect:
         """Return the effect of moving the mark-delete position: every range at or below it is removed."""
@@ -187,8 +181,3 @@ def _growth(stretch: Run, acked: BitMap) -> tuple[int, int]:
     if joins_above:
         return range_first_bytes(first) - range_first_bytes(end), 0
     return range_bytes(ledger_id, first, end - 1), 1
-
-
-def _has_acks_above(ledger_id: int, deleted: DeletedRanges) -> bool:
-    highest = deleted.last_range()
-    return highest is not None and highest[1].ledger_id > ledger_id

@@ -12,8 +12,6 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, checked_positions
 
 # A run of up to this length is added entry by entry; a longer one by a separate call.
 _NARROW = 32
-# The columns of an array with at most this many rows are checked as lists: five reductions in numpy take longer.
-_FEW_ROWS = 256
 # More ids than this are sorted first: a bitmap adds a thousand sorted ones in a seventh of the time.
 _UNSORTED_MAX = 64
 _ID_BYTES = 4  # an unsigned number of this size is never out of range
@@ -91,31 +89,14 @@ def _bitmap_of_ids(entry_ids: Sequence[int]) -> BitMap:
 
 def checked_bitmaps_of(positions: Collection[Position] | npt.NDArray[np.integer]) -> dict[int, BitMap]:
     """Return the same for positions that may be invalid, or for an array of integers (ledger id, entry id)."""
-    if not isinstance(positions, np.ndarray):
-        try:
-            ledger_ids, entry_ids = zip(*positions, strict=True)
-            if (found := _of_columns(ledger_ids, entry_ids)) is not None:
-                return found
-        except (TypeError, ValueError):
-            pass
-        return bitmaps_of(checked_positions(positions))
-    if positions.ndim != 2 or positions.shape[1] != 2 or positions.dtype.kind not in "iu":
-        raise TypeError(
-            f"positions must be an array of integers of shape (entries, 2), got {positions.dtype} of {positions.shape}"
-        )
-    if not len(positions):
-        return {}
-    if len(positions) <= _FEW_ROWS and (found := _of_columns(*positions.T.tolist())) is not None:
-        return found
-    ledger_ids, entry_ids = positions.T
-    lowest, highest = int(ledger_ids.min()), int(ledger_ids.max())
-    if not 0 <= lowest <= highest <= LEDGER_ID_MAX:
-        raise ValueError(f"ledger ids must be in 0..{LEDGER_ID_MAX}, got {lowest} to {highest}")
-    _check_ends(int(entry_ids.min()), int(entry_ids.max()))
-    rows = entry_ids.astype(np.uint32)
-    if lowest == highest:
-        return {lowest: _bitmap_of_row(rows)}
-    return {each: _bitmap_of_row(rows[ledger_ids == each]) for each in np.unique(ledger_ids).tolist()}
+    rows = positions.tolist() if isinstance(positions, np.ndarray) else positions
+    try:
+        ledger_ids, entry_ids = zip(*rows, strict=True)
+        if (found := _of_columns(ledger_ids, entry_ids)) is not None:
+            return found
+    except (TypeError, ValueError):
+        pass
+    return bitmaps_of(checked_positions(positions))
 
 
 def _of_columns(ledger_ids: Sequence[int], entry_ids: Sequence[int]) -> dict[int, BitMap] | None:

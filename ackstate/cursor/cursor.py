@@ -282,7 +282,7 @@ class ManagedCursor:
     def ack_many(self, positions: Sequence[Position], *, now_ms: int) -> Receipt:
         """Ack a list of entries, in any order, repeated or not: all of them or, if one is refused, none.
 
-        An array of integers of shape (entries, 2), with the ledger id and the entry id of each, is faster than a list.
+        An array of integers of shape (entries, 2), with the ledger id and the entry id of each, is a list, too.
         """
         return self.ack_bitmaps(checked_bitmaps_of(positions), now_ms=now_ms)
 
