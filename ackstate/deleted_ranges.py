@@ -28,12 +28,12 @@ from itertools import chain
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import google_crc32c
 from pyroaring import BitMap
 
 from ackstate.entry_bitmap import bitmap_of, firsts, lasts, run_around, run_end
-from ackstate.errors import check_version, corrupt
+from ackstate.errors import corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
+from ackstate.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,10 +50,9 @@ _LONGER_FROM = tuple(2**digits for digits in (7, 14, 21, 28))
 
 LEDGER_BLOCK = struct.Struct("<QI")
 """What precedes the portable bitmap of a ledger: its id, and the number of bytes of the bitmap."""
-_HEADER = struct.Struct("<4sII")  # magic, version, blocks
+_HEADER = struct.Struct("<4sB3xI")  # magic, version, reserved, blocks
 _MAGIC = b"ACKD"
 _VERSION = 1
-_CHECKSUM = struct.Struct("<I")
 
 
 class Run(NamedTuple):
@@ -141,28 +140,15 @@ class DeletedRanges:
             CorruptStateError: The bytes are damaged, or something else.
             UnsupportedVersionError: Another version wrote them.
         """
-        if len(data) < _HEADER.size + _CHECKSUM.size:
-            corrupt("ranges", 0, f"at least {_HEADER.size + _CHECKSUM.size} bytes", f"{len(data)} bytes")
-        magic, version, count = _HEADER.unpack_from(data)
-        if magic != _MAGIC:
-            corrupt("ranges", 0, _MAGIC, magic)
-        check_version(version, _VERSION, what="ranges")
-        end = len(data) - _CHECKSUM.size
-        (expected,), computed = _CHECKSUM.unpack_from(data, end), google_crc32c.value(data[:end])
-        if computed != expected:
-            corrupt("ranges", end, f"checksum {computed:#010x}", f"{expected:#010x}")
-        if not version:
-            corrupt("ranges", 4, f"version {_VERSION}", version)
-        bitmaps, offset = decode_blocks(data, _HEADER.size, end, count, what="ranges")
-        if offset != end:
-            corrupt("ranges", offset, "the checksum", f"{end - offset} bytes more")
+        (count,), reader = unseal(data, _HEADER, _MAGIC, _VERSION, what="ranges")
+        bitmaps, reader.offset = decode_blocks(data, reader.offset, reader.end, count, what="ranges")
+        reader.finish()
         return cls.from_bitmaps(bitmaps)
 
     def to_bytes(self) -> bytes:
         """Return the ranges as bytes, each ledger as in a native record, with a checksum. O(bytes held)."""
         header = _HEADER.pack(_MAGIC, _VERSION, len(self._bitmaps))
-        encoded = header + b"".join(map(encode_block, self._ledger_ids, self._bitmaps))
-        return encoded + _CHECKSUM.pack(google_crc32c.value(encoded))
+        return seal(header, *map(encode_block, self._ledger_ids, self._bitmaps))
 
     def __len__(self) -> int:
         return self._entry_count

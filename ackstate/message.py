@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 
 from ackstate.checks import check_within
 from ackstate.errors import corrupt
-from ackstate.wire.native import Reader, check_properties_fit, decode_text_properties, encode_text_properties
+from ackstate.sealed import Reader
+from ackstate.wire.native import check_properties_fit, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -213,7 +214,7 @@ def _decode_long(entry: bytes, ledger_id: int) -> Message:
     key = None if key_bytes == _NO_KEY else bytes(entry[_KEYED.size : end])
     properties = _NO_PROPERTIES
     if magic == _PROPERTIES_MAGIC:
-        reader = Reader(entry, end, len(entry), what=f"message of ledger {ledger_id}")
+        reader = Reader(entry, end, len(entry), f"message of ledger {ledger_id}")
         (count,) = _PROPERTY_COUNT.unpack(reader.take(_PROPERTY_COUNT.size, "the number of properties"))
         properties = MappingProxyType(dict(decode_text_properties(reader, count)))
         end = reader.offset

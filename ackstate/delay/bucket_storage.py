@@ -23,14 +23,9 @@ import numpy as np
 from ackstate.entry_bitmap import union_by_ledger
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import LEDGER_ID_MAX
+from ackstate.sealed import seal, unseal
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
-from ackstate.wire.native import (
-    check_properties_fit,
-    decode_text_properties,
-    encode_text_properties,
-    seal,
-    unseal,
-)
+from ackstate.wire.native import check_properties_fit, decode_text_properties, encode_text_properties
 from ackstate.wire.pulsar.delay_snapshot import (
     SegmentMetadata,
     decode_metadata,
@@ -200,7 +195,7 @@ def decode_registry(data: bytes) -> Registered:
     """Decode a registry; `UnsupportedVersionError` for another version, `CorruptStateError` for anything else."""
     (owner, count), reader = unseal(data, _REGISTRY, _REGISTRY_MAGIC, _REGISTRY_VERSION, what="delay registry")
     texts = dict(decode_text_properties(reader, count))
-    reader.finish("the checksum")
+    reader.finish()
     return Registered(owner, texts)
 
 

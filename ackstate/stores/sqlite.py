@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, BinaryIO, final
 import google_crc32c
 
 from ackstate.errors import AckStateError, CorruptStateError
+from ackstate.sealed import SEALED
 from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
@@ -59,7 +60,6 @@ from ackstate.stores.sqlite_database import (
     unlock,
 )
 from ackstate.stores.sqlite_log import check_log
-from ackstate.wire.native import SEALED
 
 if TYPE_CHECKING:
     import sqlite3

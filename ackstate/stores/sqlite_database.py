@@ -30,9 +30,8 @@ import struct
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import google_crc32c
-
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
+from ackstate.sealed import seal, unseal
 from ackstate.stores.base import StoreError, StoreFullError, StoreLockedError
 from ackstate.stores.sqlite_log import check_log
 
@@ -47,7 +46,7 @@ MADE = "MADE"
 _UNFINISHED_MARK = "MADE.new"
 _MARK_MAGIC = b"ACKQ"
 _MARK_VERSION = 1
-_MARK_BYTES = 12
+_MARK = struct.Struct("<4sB3x")
 _MARK_BYTES_MAX = 1024  # A newer one may be longer.
 
 DATABASE = "ackstate.sqlite3"
@@ -322,15 +321,9 @@ def _is_marked(directory: Path) -> bool:
             found = file.read(_MARK_BYTES_MAX)
     except FileNotFoundError:
         return False
-    if found == _mark(_MARK_VERSION):
-        return True
-    version = int.from_bytes(found[4:8], "little")
-    is_sound = len(found) >= _MARK_BYTES and google_crc32c.value(found[:-4]) == int.from_bytes(found[-4:], "little")
-    if is_sound and found.startswith(_MARK_MAGIC) and version > _MARK_VERSION:
-        raise UnsupportedVersionError(
-            f"{directory / MADE} has version {version}; this release reads up to version {_MARK_VERSION}"
-        )
-    raise CorruptStateError(str(directory / MADE), offset=0, expected=_mark(_MARK_VERSION), found=found)
+    _, reader = unseal(found, _MARK, _MARK_MAGIC, _MARK_VERSION, what=str(directory / MADE))
+    reader.finish()
+    return True
 
 
 def _make_mark(directory: Path) -> None:
@@ -338,16 +331,10 @@ def _make_mark(directory: Path) -> None:
     unfinished = directory / _UNFINISHED_MARK
     unfinished.unlink(missing_ok=True)
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(_mark(_MARK_VERSION))
+        file.write(seal(_MARK.pack(_MARK_MAGIC, _MARK_VERSION)))
     sync_path(unfinished)
     unfinished.rename(directory / MADE)
     sync_path(directory)
-
-
-def _mark(version: int) -> bytes:
-    head = _MARK_MAGIC + version.to_bytes(4, "little")
-    checksum: int = google_crc32c.value(head)
-    return head + checksum.to_bytes(4, "little")
 
 
 def _sign(directory: Path) -> None:

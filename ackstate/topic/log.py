@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import quote
 from weakref import WeakSet
 
-import google_crc32c
-
 from ackstate.checks import LONG_MAX, check_count, check_within, integer
-from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError, check_version
+from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError, corrupt
 from ackstate.ledger_map import LedgerMap
 from ackstate.message import checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
+from ackstate.sealed import seal, unseal
 from ackstate.stores.base import (
     ABSENT,
     DamagedValueError,
@@ -42,7 +41,6 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.topic_name import check_name
-from ackstate.wire.native import CHECKSUM, corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,7 +63,6 @@ BYTES_PER_LEDGER_MAX = 2_048 << 20
 _RECORD = struct.Struct("<4sB3xQQ")  # magic, version, reserved, term, open ledger
 _TRIMMED = struct.Struct("<QI")  # first ledger, number of sizes
 _OF_LEDGER = struct.Struct("<QQ")  # ledger, and its bytes or its time
-_SIZE_MIN = _RECORD.size + CHECKSUM.size
 _NO_LEDGER = 2**64 - 1
 _WHAT = "message log record"
 _TAKEOVER_ATTEMPTS = 10
@@ -85,33 +82,21 @@ class LogRecord(NamedTuple):
 def encode_log_record(record: LogRecord) -> bytes:
     """Return the bytes of a record."""
     ledger_id = _NO_LEDGER if record.open_ledger_id is None else record.open_ledger_id
-    covered = _RECORD.pack(MAGIC, VERSION, record.term, ledger_id)
-    covered += _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes))
-    covered += b"".join(_OF_LEDGER.pack(*each) for each in (*record.ledger_sizes, *record.published_ms))
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+    return seal(
+        _RECORD.pack(MAGIC, VERSION, record.term, ledger_id),
+        _TRIMMED.pack(record.first_ledger_id, len(record.ledger_sizes)),
+        *(_OF_LEDGER.pack(*each) for each in (*record.ledger_sizes, *record.published_ms)),
+    )
 
 
 def decode_log_record(data: bytes) -> LogRecord:
     """Return a record; raises `UnsupportedVersionError`, or `CorruptStateError` if anything else is wrong."""
-    if len(data) < _SIZE_MIN:
-        corrupt(len(data), f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes", what=_WHAT)
-    magic, version, term, ledger_id = _RECORD.unpack_from(data)
-    if magic != MAGIC:
-        corrupt(0, MAGIC, magic, what=_WHAT)
-    check_version(version, VERSION, what=_WHAT)
-    end = len(data) - CHECKSUM.size
-    computed, (stored,) = google_crc32c.value(data[:end]), CHECKSUM.unpack_from(data, end)
-    if stored != computed:
-        corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=_WHAT)
-    if not version or any(data[5:8]):
-        corrupt(4, f"version {VERSION}, then three zero bytes", data[4:8].hex(), what=_WHAT)
-    at = _RECORD.size + _TRIMMED.size
-    if end < at:
-        corrupt(end, f"at least {at} bytes", f"{end} bytes", what=_WHAT)
-    first_ledger_id, count = _TRIMMED.unpack_from(data, _RECORD.size)
+    (term, ledger_id), reader = unseal(data, _RECORD, MAGIC, VERSION, what=_WHAT)
+    first_ledger_id, count = _TRIMMED.unpack(reader.take(_TRIMMED.size, "first ledger and number of sizes"))
+    at, end = reader.offset, reader.end
     times_at = at + count * _OF_LEDGER.size
     if end < times_at or (end - times_at) % _OF_LEDGER.size:
-        corrupt(at, f"the sizes of {count} ledgers, then times", f"{end - at} bytes", what=_WHAT)
+        corrupt(_WHAT, at, f"the sizes of {count} ledgers, then times", f"{end - at} bytes")
     open_ledger_id = None if ledger_id == _NO_LEDGER else ledger_id
     sizes, times = _decode_ledgers(data, at, times_at), _decode_ledgers(data, times_at, end)
     return LogRecord(term, open_ledger_id, first_ledger_id, sizes, times)
@@ -120,7 +105,7 @@ def decode_log_record(data: bytes) -> LogRecord:
 def _decode_ledgers(data: bytes, at: int, end: int) -> tuple[tuple[int, int], ...]:
     found = tuple(_OF_LEDGER.iter_unpack(data[at:end]))
     if any(one[0] >= other[0] for one, other in pairwise(found)):
-        corrupt(at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in found][:8]}", what=_WHAT)
+        corrupt(_WHAT, at, "ledger ids that rise", f"{[ledger_id for ledger_id, _ in found][:8]}")
     return found
 
 

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, final
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -21,94 +21,18 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges, decode_blocks, encode_block
 from ackstate.entry_bitmap import bitmap_of
-from ackstate.errors import CorruptStateError, check_version
+from ackstate.errors import CorruptStateError, check_version, corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
+from ackstate.sealed import CHECKSUM, SEALED, Reader, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-CHECKSUM = struct.Struct("<I")
-
-
-def corrupt(offset: int, expected: object, found: object, *, what: str = "native record") -> NoReturn:
-    """Raise `CorruptStateError`."""
-    raise CorruptStateError(what, offset=offset, expected=expected, found=found) from None
-
-
-@final
-class Reader:
-    """Reads pieces of some bytes, from an offset to an end."""
-
-    def __init__(self, data: bytes, offset: int, end: int, *, what: str = "native record") -> None:
-        self.data = data
-        self.offset = offset
-        self.end = end
-        self.what = what
-
-    def take(self, size: int, piece_name: str) -> bytes:
-        """Return the next `size` bytes, or refuse bytes that are too short."""
-        left = self.end - self.offset
-        if size > left:
-            corrupt(self.offset, f"{size} bytes of {piece_name}", f"{left} bytes", what=self.what)
-        piece = self.data[self.offset : self.offset + size]
-        self.offset += size
-        return piece
-
-    def named(self, count: int, header: struct.Struct) -> Iterator[tuple[str, int]]:
-        """Yield names that rise, each with the number behind its length in a header; the caller takes what follows."""
-        previous = None
-        for _ in range(count):
-            at = self.offset
-            size, number = header.unpack(self.take(header.size, "property header"))
-            name = self.text(size, "property name")
-            if previous is not None and name <= previous:
-                corrupt(at, f"a property name above {previous!r}", repr(name), what=self.what)
-            previous = name
-            yield name, number
-
-    def text(self, size: int, piece_name: str) -> str:
-        """Return the next `size` bytes as text."""
-        at = self.offset
-        try:
-            return self.take(size, piece_name).decode()
-        except UnicodeDecodeError as error:
-            corrupt(at, f"a {piece_name} in UTF-8", str(error), what=self.what)
-
-    def finish(self, what_follows: str) -> None:
-        """Refuse bytes that were not read."""
-        if self.offset != self.end:
-            corrupt(self.offset, what_follows, f"{self.end - self.offset} bytes more", what=self.what)
-
-
-def seal(*parts: bytes) -> bytes:
-    """Return the parts with their checksum behind them."""
-    covered = b"".join(parts)
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
-
-
-def unseal(
-    data: bytes, header: struct.Struct, magic: bytes, version: int, *, what: str
-) -> tuple[Sequence[int], Reader]:
-    """Check sealed bytes that begin with a magic, a version and three zero bytes; return the numbers that follow."""
-    end = len(data) - CHECKSUM.size
-    if end < header.size:
-        corrupt(0, f"at least {header.size + CHECKSUM.size} bytes", f"{len(data)} bytes", what=what)
-    found, found_version, *numbers = header.unpack_from(data)
-    if found != magic:
-        corrupt(0, magic, found, what=what)
-    check_version(found_version, version, what=what)
-    computed, stored = google_crc32c.value(data[:end]), int.from_bytes(data[end:], "little")
-    if computed != stored:
-        corrupt(end, f"checksum {computed:#010x}", f"{stored:#010x}", what=what)
-    if not found_version or any(data[5:8]):
-        corrupt(4, f"version {version}, then three zero bytes", data[4:8].hex(), what=what)
-    return numbers, Reader(data, header.size, end, what=what)
-
-
 VERSION = 2
 MAGIC = b"ACKR"
+_WHAT = "native record"
 
 # magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
@@ -120,8 +44,6 @@ PROPERTY_NAME_BYTES_MAX = 0xFFFF
 _SIZE_MIN = _HEADER.size + CHECKSUM.size
 _LENGTH_MAX = 2**32 - 1
 _INT64 = range(-(2**63), 2**63)
-# The CRC-32C of any bytes that end with their own CRC-32C, low byte first: so no copy without the last four is needed.
-SEALED = 0x48674BC7
 
 
 class RecordKind(IntEnum):
@@ -212,8 +134,7 @@ def encode_parts(parts: RecordFields) -> bytes:
         MAGIC, VERSION, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
-    covered = header + body
-    return covered + CHECKSUM.pack(google_crc32c.value(covered))
+    return seal(header, body)
 
 
 def decode(data: bytes) -> Record:
@@ -228,36 +149,36 @@ def decode(data: bytes) -> Record:
 def decode_parts(data: bytes) -> RecordFields:
     """Decode and check the fields of a record as `decode`, much faster: no ranges are counted."""
     if len(data) < _SIZE_MIN:
-        corrupt(0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
+        corrupt(_WHAT, 0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
     magic, version, kind, reserved, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
         _HEADER.unpack_from(data)
     )
     if magic != MAGIC:
-        corrupt(0, MAGIC, magic)
+        corrupt(_WHAT, 0, MAGIC, magic)
     if version != VERSION:
-        check_version(version, VERSION, what="native record")
+        check_version(version, VERSION, what=_WHAT)
     if length != len(data):
-        corrupt(8, f"length {len(data)}", length)
+        corrupt(_WHAT, 8, f"length {len(data)}", length)
     if google_crc32c.value(data) != SEALED:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
-        corrupt(length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
+        corrupt(_WHAT, length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # These checks hold for every record that `encode` wrote; a checksum may match by chance.
     if not version or reserved or kind not in _KINDS:
-        corrupt(4, f"version {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
+        corrupt(_WHAT, 4, f"version {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
-        corrupt(32, "a mark-delete position", f"{ledger_id}:{entry_id}")
+        corrupt(_WHAT, 32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     offset, end = _HEADER.size + _BATCH_COUNT.size, length - CHECKSUM.size
     if offset > end:
-        corrupt(_HEADER.size, f"{_BATCH_COUNT.size} bytes of counts", f"{end - _HEADER.size} bytes")
+        corrupt(_WHAT, _HEADER.size, f"{_BATCH_COUNT.size} bytes of counts", f"{end - _HEADER.size} bytes")
     (batches,) = _BATCH_COUNT.unpack_from(data, _HEADER.size)
     bitmaps, offset = decode_blocks(data, offset, end, ledgers)
     named: dict[str, int] = {}
     batch: list[tuple[Position, tuple[int, ...]]] = []
     if properties or batches or offset != end:
-        reader = Reader(data, offset, end)
+        reader = Reader(data, offset, end, _WHAT)
         named.update(reader.named(properties, _PROPERTY))
         batch = _decode_batch(reader, batches)
-        reader.finish("the checksum")
+        reader.finish()
     return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
 
 
@@ -269,12 +190,12 @@ def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int,
         ledger_id, entry_id, size = _BATCH.unpack(reader.take(_BATCH.size, "batch header"))
         position = Position(ledger_id, entry_id)
         if not previous < position or ledger_id > LEDGER_ID_MAX:
-            corrupt(at, f"a position above {previous}", position)
+            corrupt(_WHAT, at, f"a position above {previous}", position)
         previous = position
         at = reader.offset
         unacked_words = struct.unpack(f"<{size}q", reader.take(size * _WORD_BYTES, "batch words"))
         if not unacked_words or not unacked_words[-1]:
-            corrupt(at, "words of unacked indexes, the last of them not 0", f"{size} words")
+            corrupt(_WHAT, at, "words of unacked indexes, the last of them not 0", f"{size} words")
         batch.append((position, unacked_words))
     return batch
 
@@ -359,14 +280,14 @@ def decode_pointer(data: bytes) -> Pointer:
     *ids, property_count, snapshot_bytes = _POINTER_TAIL.unpack(tail)
     mark_delete = None if tuple(ids) == _NO_POSITION else Position(*ids)
     if mark_delete is not None and not (0 <= ids[0] <= LEDGER_ID_MAX and -1 <= ids[1] <= ENTRY_ID_MAX):
-        corrupt(at, "a mark-delete position", mark_delete, what=_POINTER_NAME)
+        corrupt(_POINTER_NAME, at, "a mark-delete position", mark_delete)
     properties = dict(decode_text_properties(reader, property_count))
     at = reader.offset
     if (cursor_ledger_id is None) != (snapshot_bytes > 0):
         found = f"ledger {cursor_ledger_id}, {snapshot_bytes} bytes"
-        corrupt(at, "a cursor ledger or a snapshot", found, what=_POINTER_NAME)
+        corrupt(_POINTER_NAME, at, "a cursor ledger or a snapshot", found)
     snapshot = _decode_snapshot(reader.take(snapshot_bytes, "snapshot"), at, epoch) if snapshot_bytes else None
-    reader.finish("the checksum")
+    reader.finish()
     return Pointer(cursor_ledger_id, epoch, term, mark_delete, properties, snapshot)
 
 
@@ -374,10 +295,10 @@ def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record:
     try:
         snapshot = decode(data)
     except CorruptStateError as error:
-        corrupt(offset + error.offset, error.expected, error.found, what=_POINTER_NAME)
+        corrupt(_POINTER_NAME, offset + error.offset, error.expected, error.found)
     if (snapshot.kind, snapshot.epoch) != (RecordKind.SNAPSHOT, epoch):
         found = f"kind {snapshot.kind}, epoch {snapshot.epoch}"
-        corrupt(offset, f"a snapshot of epoch {epoch}", found, what=_POINTER_NAME)
+        corrupt(_POINTER_NAME, offset, f"a snapshot of epoch {epoch}", found)
     return snapshot
 
 
