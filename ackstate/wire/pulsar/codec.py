@@ -29,7 +29,6 @@ from ackstate.wire.pulsar.cursor_state_pb2 import (
 from ackstate.wire.pulsar.cursor_state_pb2 import PositionInfo as PositionInfoMessage
 from ackstate.wire.pulsar.fields import fields_of
 from ackstate.wire.pulsar.ranges import (
-    FEW_RANGES,
     UNLIMITED,
     WORD_COUNT_MAX,
     InvalidRecordError,
@@ -47,7 +46,6 @@ from ackstate.wire.pulsar.ranges import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ackstate.deleted_ranges import Run
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
 
@@ -225,18 +223,8 @@ def _assembled(head: _Message, listed: DeletedRanges, tag: int, tail: _Message, 
             raise ValueError(f"unknown fields must be protobuf, got {unknown[:20]!r}: {error}") from None
         if known:
             raise ValueError(f"unknown fields must not contain {known[0][0].name}, got {unknown[:20]!r}")
-    ranges = b""
-    if listed.range_count > FEW_RANGES:
-        ranges = encode_range_list(listed, tag=tag)
-    else:
-        head.individual_deleted_messages.extend(map(_range, listed.runs()))
+    ranges = encode_range_list(listed, tag=tag)
     return b"".join((head.SerializePartialToString(), ranges, tail.SerializePartialToString(), unknown))
-
-
-def _range(run: Run) -> MessageRange:
-    ledger_id, first, end = run
-    lower = NestedPositionInfo(ledger_id=ledger_id, entry_id=first - 1)
-    return MessageRange(lower_endpoint=lower, upper_endpoint=NestedPositionInfo(ledger_id=ledger_id, entry_id=end - 1))
 
 
 def _parsed(

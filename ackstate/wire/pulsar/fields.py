@@ -17,6 +17,8 @@ from ackstate.errors import UnsupportedVersionError, corrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import ArrayLike
+
 
 Int64s = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -215,7 +217,7 @@ def _encode_stretch(numbers: dict[int, NDArray[np.uint64]], layout: RowLayout) -
     """Encode rows as a matrix: each number takes as many columns as the longest of its place, less what is left out."""
     sizes = {place: _sizes(column) for place, column in numbers.items()}
     covered = dict(layout.lengths)
-    columns: list[Bytes | int] = []
+    columns: list[ArrayLike] = []
     kept: dict[int, NDArray[np.bool_]] = {}
     for place, bits in enumerate(layout.bits):
         if place in covered:
