@@ -69,6 +69,7 @@ LAYERS = {
     "L2": LayerEntry("killed at the n-th system call", _layer("kills", "call_kills")),
     "L3": LayerEntry("SIGKILL at random moments", _layer("kills", "kills")),
     "L4": LayerEntry("power cuts of a real file system", _layer("power_cuts", "power_cuts")),
+    "L6": LayerEntry("power cuts of a simulated disk", _layer("traced_disk", "traced_cuts")),
 }
 
 

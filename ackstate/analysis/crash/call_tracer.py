@@ -2,7 +2,8 @@
 
 A filter of the kernel stops the program, its threads and its children only at the calls below, so that all others run
 at full speed. They are all the calls that can affect files, pipes and sockets; a kill before any other call leaves the
-same state as a kill before the next of these. Not seen: stores into mapped memory, other architectures.
+same state as a kill before the next of these. Not seen: stores into mapped memory (only that shared memory is
+mapped), other architectures.
 
 The tracer is a process between the harness and the program, and ends as the program ended. No well-maintained library
 does this: python-ptrace is under the GPL and has no support for seccomp.
@@ -27,6 +28,8 @@ from ackstate.analysis.crash.layer import LayerSkippedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ackstate.analysis.crash.traced_disk import DiskRecorder
+
 NEVER = 1 << 62
 """A call that no program reaches."""
 
@@ -42,19 +45,22 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "fsetxattr": (190, 7),
     "copy_file_range": (326, 285), "sendfile": (40, 71), "splice": (275, 76), "vmsplice": (278, 75),
     "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    "io_submit": (209, 2), "io_uring_enter": (426, 426),
+    "io_submit": (209, 2), "io_uring_enter": (426, 426), "mmap": (9, 222),
 }  # fmt: skip
 _NAMES = tuple(_CALLS)
-# The index of the argument with the flags of a call that opens; those that neither create nor truncate change nothing.
-_FLAGS_OF = {"open": 1, "openat": 2}
 _CREATES = 0o100 | 0o1000 | 0o20000000  # O_CREAT, O_TRUNC, __O_TMPFILE
+_MAP_SHARED = 1
+# The index of the argument with the flags of a call, and those of which one is needed to change something.
+_FLAGS_OF = {"open": (1, _CREATES), "openat": (2, _CREATES), "mmap": (3, _MAP_SHARED)}
 # The column of `_CALLS`, and the kernel's number of the architecture.
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _PTRACE_CONT, _PTRACE_GETEVENTMSG, _PTRACE_SEIZE, _PTRACE_LISTEN = 7, 0x4201, 0x4206, 0x4208
+_PTRACE_SYSCALL, _PTRACE_GET_SYSCALL_INFO = 24, 0x420E
 _EVENT_SECCOMP, _EVENT_STOP = 7, 128
-# PTRACE_O_TRACEFORK, VFORK, CLONE, SECCOMP and EXITKILL.
-_OPTIONS = 1 << 1 | 1 << 2 | 1 << 3 | 1 << _EVENT_SECCOMP | 1 << 20
+_SYSCALL_STOP = signal.SIGTRAP | 0x80
+# PTRACE_O_TRACESYSGOOD, TRACEFORK, VFORK, CLONE, SECCOMP and EXITKILL.
+_OPTIONS = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << _EVENT_SECCOMP | 1 << 20
 _WALL = 0x40000000
 _JOB_CONTROL = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
@@ -85,6 +91,7 @@ class CallTracer:
             raise LayerSkippedError(f"kills at a system call need Linux on {' or '.join(_MACHINES)}")
         self._column, self._machine = _MACHINES[platform.machine()]
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
+        self.make_recorder: Callable[[], DiskRecorder] | None = None
         self.begin(NEVER)
         self._probe()
         self.begin(NEVER)
@@ -134,6 +141,7 @@ class CallTracer:
     def _follow(self, pid: int) -> int:
         """Run a program from stop to stop; return its wait status when it has ended."""
         threads = {pid}
+        recorder = self.make_recorder() if self.make_recorder is not None else None
         while True:
             thread, status = os.waitpid(-1, _WALL)
             threads.add(thread)
@@ -147,6 +155,13 @@ class CallTracer:
             elif event == _EVENT_SECCOMP and self._is_met(thread):
                 _kill(threads)
                 return signal.SIGKILL
+            elif event == _EVENT_SECCOMP and recorder is not None:
+                index, arguments = _call_of(thread)
+                is_followed = recorder.entered(thread, _NAMES[index], arguments)
+                _ptrace(_PTRACE_SYSCALL if is_followed else _PTRACE_CONT, thread, 0)
+            elif number == _SYSCALL_STOP and recorder is not None:
+                recorder.left(thread, _result_of(thread))
+                _ptrace(_PTRACE_CONT, thread, 0)
             else:
                 _ptrace(_PTRACE_CONT, thread, 0 if event else number)
 
@@ -182,9 +197,10 @@ class CallTracer:
             if (number := _CALLS[name][self._column]) is None:
                 continue
             if name in _FLAGS_OF:
+                argument, flags = _FLAGS_OF[name]
                 yield _IF_EQUAL, 0, 4, number
-                yield _LOAD, 0, 0, _ARGUMENTS_AT + 8 * _FLAGS_OF[name]
-                yield _IF_ANY_BIT, 1, 0, _CREATES
+                yield _LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument
+                yield _IF_ANY_BIT, 1, 0, flags
                 yield _RETURN, 0, 0, _ALLOW
             else:
                 yield _IF_EQUAL, 0, 1, number
@@ -206,10 +222,27 @@ class CallTracer:
             raise LayerSkippedError("programs cannot be traced here: a system call was not seen")
 
 
-def _ptrace(request: int, thread: int, data: int) -> bool:
+def _ptrace(request: int, thread: int, data: int, address: int = 0) -> bool:
     """Send one request; return whether it succeeded. A thread that was killed meanwhile is no error."""
-    values = (ctypes.c_long(request), ctypes.c_long(thread), ctypes.c_void_p(0), ctypes.c_void_p(data))
-    return int(_libc.ptrace(*values)) == 0
+    values = (ctypes.c_long(request), ctypes.c_long(thread), ctypes.c_void_p(address), ctypes.c_void_p(data))
+    return int(_libc.ptrace(*values)) >= 0
+
+
+def _call_information(thread: int) -> bytes:
+    """Return the ``ptrace_syscall_info`` of a stopped thread."""
+    buffer = ctypes.create_string_buffer(88)
+    _ptrace(_PTRACE_GET_SYSCALL_INFO, thread, ctypes.addressof(buffer), len(buffer))
+    return buffer.raw
+
+
+def _call_of(thread: int) -> tuple[int, tuple[int, ...]]:
+    """Return the index and the arguments of the call that a thread begins."""
+    _, *arguments, index = struct.unpack_from("=Q6QI", _call_information(thread), 24)
+    return min(index, len(_NAMES) - 1), tuple(arguments)
+
+
+def _result_of(thread: int) -> int:
+    return int(struct.unpack_from("=q", _call_information(thread), 24)[0])
 
 
 def _kill(threads: Iterable[int]) -> None:

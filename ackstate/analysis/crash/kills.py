@@ -97,6 +97,9 @@ def _stage(
 class CallKill:
     """SIGKILL before each system call of a traced subject in turn, in random order."""
 
+    unseen = ()
+    states_left = 0
+
     def __init__(self, tracer: CallTracer, chance: Random) -> None:
         self._tracer = tracer
         self._chance = chance
@@ -109,6 +112,9 @@ class CallKill:
             self._left = list(range(1, self._call_count + 1))
             self._chance.shuffle(self._left)
         self._tracer.begin(self._left.pop() if self._left else NEVER)
+
+    def next_state(self) -> None:
+        """See `Crash`; there is none."""
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """See `Crash`; also kills a process that never reached its call. All of its output counts."""

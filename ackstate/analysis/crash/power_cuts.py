@@ -134,6 +134,12 @@ class PowerCut:
         self._chance = chance
         self._stands_still = self._another_syncs = False
 
+    unseen = ()
+    states_left = 0
+
+    def next_state(self) -> None:
+        """See `Crash`; the disk itself leaves one."""
+
     def prepare(self) -> None:
         """See `Crash`; this one comes when it is called."""
 

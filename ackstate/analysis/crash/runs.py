@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     Runs = Iterable[tuple[int, int, int]]
 
 
+UNSEEN = "not seen: "
+"""Begins the names of the counts of writes that a crash cannot affect."""
 _AGAIN_SHARE = 0.03
 _MARK_DELETE_SHARES = (0.0, 0.02, 0.1)
 _PERSIST_SHARES = (0.02, 0.1, 0.3)
@@ -68,14 +70,34 @@ class Crash(Protocol):
         """End a process; return its unread answers that count."""
         ...
 
+    @property
+    def states_left(self) -> int:
+        """The number of other states that the last crash may have left in the directory."""
+        ...
+
+    def next_state(self) -> None:
+        """Replace the directory by the next of them."""
+        ...
+
+    @property
+    def unseen(self) -> Iterable[str]:
+        """The writes that the crash cannot affect, so that they are not tested."""
+        ...
+
     def __str__(self) -> str:
-        """The description of the last crash: a line of a story."""
+        """The description of the last crash: lines of a story."""
         ...
 
 
 @final
 class Sigkill:
     """The crash of a process only: the kernel continues and keeps all written data."""
+
+    unseen = ()
+    states_left = 0
+
+    def next_state(self) -> None:
+        """See `Crash`; there is none."""
 
     def prepare(self) -> None:
         """See `Crash`; this one needs no preparation."""
@@ -141,7 +163,8 @@ class ProcessRuns:
     def outcome(self) -> RunOutcome:
         """Return the result of all runs."""
         counts = oracle.counts(self._broken)
-        return RunOutcome(self._seed, self._crashes, **counts, broken=self.broken, counts=self._counts)
+        seen = self._counts | {f"{UNSEEN}{what}": 1 for what in self._crash.unseen}
+        return RunOutcome(self._seed, self._crashes, **counts, broken=self.broken, counts=seen)
 
     def live_once(self, length: int) -> None:
         """Start a process, judge the previous run, send up to `length` operations, and crash it."""
@@ -161,7 +184,21 @@ class ProcessRuns:
             due, given = self._life.receipts_due()
             self._counts["receipts_due"] += due
             self._counts["receipts_given"] += given
+        self._recover_from_others()
         self._number += 1
+
+    def _recover_from_others(self) -> None:
+        """Judge a recovery from each state that the crash may have left, but the last: the next process has that."""
+        while self._crash.states_left and not self.broken:
+            with self._blamed() as process:
+                process.send(Recover(self._directory, self._log))
+                _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
+                self._judge(report, f"it is open, and holds {self._life.state(report).acked}")
+            if not self.broken:
+                before = str(self._crash)
+                self._crash.next_state()
+                self._crashes += 1
+                self._story[-1] = str(self._story[-1]).replace(before, str(self._crash))
 
     def _live(self, process: SubjectProcess, chance: Random, length: int) -> None:
         _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
@@ -321,7 +358,8 @@ class ProcessRuns:
         return self._life.operations[number].kind is OperationKind.PERSIST
 
     def _told(self, *end: str) -> tuple[str, ...]:
-        return (f"life {self._number} on a log of {_ledgers(self._log)}", *map(_step_line, self._story), *end)
+        steps = [line for step in self._story for line in _step_line(step).splitlines()]
+        return (f"life {self._number} on a log of {_ledgers(self._log)}", *steps, *end)
 
 
 def check_beginning(launch: Launch, directory: Path, *, patience_s: float = PATIENCE_S) -> None:

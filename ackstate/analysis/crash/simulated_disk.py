@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from random import Random
 
 
 SECTOR_BYTES = 512
@@ -29,6 +30,7 @@ SECTOR_BYTES = 512
 NOTHING = "nothing is lost"
 _EVERY_SET_UP_TO = 4  # unsynced writes of a file, names of a directory, sectors of a write
 _CUTS_MAX = 4_096  # of one write; a longer one is cut at as many bytes, evenly spaced
+_TORN_SHARE = 0.3  # of the states drawn at random
 _STATES_MAX = 20_000  # of the files under one set of names at one moment, before they are varied one at a time
 
 
@@ -40,6 +42,7 @@ class CallKind(Enum):
     TRUNCATE = "truncate"
     SYNC = "sync"
     RENAME = "rename"
+    LINK = "link"
     REMOVE = "remove"
     SYNC_DIRECTORY = "sync the directory"
 
@@ -48,11 +51,13 @@ class DiskCall(NamedTuple):
     """One call that changed the disk or made data durable."""
 
     kind: CallKind  # The kind of the call
-    name: str = ""  # The file's name at that time; empty for the directory
+    # The file's path in the directory at that time; a subdirectory ends with a slash. SYNC_DIRECTORY: the synced one,
+    # without a slash, empty for the directory itself.
+    name: str = ""
     file_number: int = -1  # The number of the file, independent of its name and never reused. -1 for the directory
     offset: int = 0  # WRITE: the start of the data. TRUNCATE: the new size
     data: bytes = b""  # WRITE: the written data
-    new_name: str = ""  # RENAME: the name after it
+    new_name: str = ""  # RENAME, LINK: the name after it
 
     def __str__(self) -> str:
         match self.kind:
@@ -60,8 +65,8 @@ class DiskCall(NamedTuple):
                 return f"write bytes {self.offset} to {self.offset + len(self.data)} of {self.name}"
             case CallKind.TRUNCATE:
                 return f"truncate {self.name} to {self.offset} bytes"
-            case CallKind.RENAME:
-                return f"rename {self.name} to {self.new_name}"
+            case CallKind.RENAME | CallKind.LINK:
+                return f"{self.kind.value} {self.name} to {self.new_name}"
         return f"{self.kind.value} {self.name}".rstrip()
 
 
@@ -109,10 +114,12 @@ class DiskHistory:
         self._files = {number: _FileHistory(content) for number, content in enumerate(start.values())}
         self._names = {name: number for number, name in enumerate(start)}  # the durable ones
         self._unsynced: list[DiskCall] = []
+        self._calls: list[DiskCall] = []
         self._listings: list[tuple[tuple[tuple[str, int], ...], Loss]] = []
 
     def follow(self, call: DiskCall) -> None:
         """Process the next call."""
+        self._calls.append(call)
         match call.kind:
             case CallKind.WRITE:
                 self._files[call.file_number].write(call)
@@ -121,7 +128,11 @@ class DiskHistory:
             case CallKind.SYNC:
                 self._files[call.file_number].sync()
             case CallKind.SYNC_DIRECTORY:
-                self._names, self._unsynced = _listed(self._names, self._unsynced), []
+                # A rename between directories is durable with either of them.
+                synced = {each.file_number for each in self._unsynced if call.name in _parents(each)}
+                committed = [each for each in self._unsynced if each.file_number in synced]
+                self._names = _listed(self._names, committed)
+                self._unsynced = [each for each in self._unsynced if each.file_number not in synced]
                 self._listings = []
             case _:
                 if call.kind is CallKind.CREATE:
@@ -143,6 +154,19 @@ class DiskHistory:
                 files = tuple(zip(names, [content for content, _ in contents], strict=True))
                 yield CrashState(files, loss, contents)
 
+    def whole(self) -> dict[str, bytes]:
+        """Return the names and bytes without any loss."""
+        return {name: self._files[number].whole for name, number in _listed(self._names, self._unsynced).items()}
+
+    def drawn(self, chance: Random) -> tuple[dict[str, bytes], list[str]]:
+        """Return the names and bytes of a state at random, and each loss as text, in the order of the calls."""
+        kept = _drawn(len(self._unsynced), chance)
+        lost = {id(call): "" for index, call in enumerate(self._unsynced) if index not in kept}
+        names = _listed(self._names, [self._unsynced[index] for index in kept])
+        contents = {number: self._files[number].drawn(chance, lost) for number in sorted(set(names.values()))}
+        losses = [_loss_line(call, lost[id(call)]) for call in self._calls if id(call) in lost]
+        return {name: contents[number] for name, number in names.items()}, losses
+
     def _possible_listings(self) -> Iterator[tuple[tuple[tuple[str, int], ...], Loss]]:
         seen = set()
         for kept in _subsets(len(self._unsynced)):
@@ -158,21 +182,36 @@ class _FileHistory:
     """The durable content of one file, and its changes since its last sync."""
 
     def __init__(self, content: bytes) -> None:
-        self._certain = self._whole = content
+        self._certain = self.whole = content
         self._changes: list[DiskCall] = []
+        # Made on demand, from the changes that are not in them yet, and the content before these.
         self._torn: dict[bytes, _LossParts] = {}
+        self._untorn: list[tuple[bytes, DiskCall]] = []
         self._versions: list[_Version] = []
 
     def write(self, call: DiskCall) -> None:
-        for content, loss in _torn(self._whole, call):
-            self._torn.setdefault(content, loss)
+        self._untorn.append((self.whole, call))
         self._change(call)
 
     def truncate(self, call: DiskCall) -> None:
         self._change(call)
 
     def sync(self) -> None:
-        self._certain, self._changes, self._torn, self._versions = self._whole, [], {}, []
+        self._certain, self._changes, self._versions = self.whole, [], []
+        self._torn, self._untorn = {}, []
+
+    def drawn(self, chance: Random, lost: dict[int, str]) -> bytes:
+        """Return one of the possible contents at random; add the lost calls by `id`, with the part that is there."""
+        kept, content = _drawn(len(self._changes), chance), self._certain
+        lost.update({id(call): "" for index, call in enumerate(self._changes) if index not in kept})
+        for index in kept:
+            call, size = self._changes[index], len(self._changes[index].data)
+            if index == kept[-1] and size > 1 and chance.random() < _TORN_SHARE:
+                arrived = chance.randrange(1, size)
+                lost[id(call)] = f", but the first {arrived}"
+                call = call._replace(data=call.data[:arrived])
+            content = _changed(content, call)
+        return content
 
     def versions(self, name: str) -> Sequence[_Version]:
         """Return the possible contents, once each: the durable one first, the torn writes last."""
@@ -183,13 +222,17 @@ class _FileHistory:
                 for index in kept:
                     content = _changed(content, self._changes[index])
                 found.setdefault(content, _lost(name, self._changes, kept))
+            for before, call in self._untorn:
+                for content, loss in _torn(before, call):
+                    self._torn.setdefault(content, loss)
+            self._untorn = []
             for content, loss in self._torn.items():
                 found.setdefault(content, loss)
             self._versions = list(found.items())
         return self._versions
 
     def _change(self, call: DiskCall) -> None:
-        self._whole = _changed(self._whole, call)
+        self.whole = _changed(self.whole, call)
         self._changes.append(call)
         self._versions = []
 
@@ -249,11 +292,37 @@ def _listed(names: Mapping[str, int], calls: Iterable[DiskCall]) -> dict[str, in
         if call.kind is CallKind.CREATE:
             listed[call.name] = call.file_number
             continue
-        if listed.get(call.name) == call.file_number:
+        if call.kind is not CallKind.LINK and listed.get(call.name) == call.file_number:
             del listed[call.name]
-        if call.kind is CallKind.RENAME:
+        if call.new_name:
             listed[call.new_name] = call.file_number
     return listed
+
+
+def parent(name: str) -> str:
+    """Return the path of the directory of a name, without a slash at its end."""
+    return name.rstrip("/").rpartition("/")[0]
+
+
+def _parents(call: DiskCall) -> set[str]:
+    return {parent(name) for name in (call.name, call.new_name) if name}
+
+
+def _loss_line(call: DiskCall, arrived: str) -> str:
+    if call.kind in {CallKind.WRITE, CallKind.TRUNCATE}:
+        return f"the disk lost: {call}{arrived} (the file was not synced after that)"
+    directory = " or ".join(sorted(f"directory {name or '.'}" for name in _parents(call)))
+    return f"the disk lost: {call} (the {directory} was not synced after that)"
+
+
+def _drawn(count: int, chance: Random) -> Sequence[int]:
+    """Return a set of the indexes below a count, in order; often none, all, or the first."""
+    toss = chance.random()
+    if toss < 0.35:
+        return ()
+    if toss < 0.75:
+        return range(count if toss < 0.55 else chance.randint(0, count))
+    return [index for index in range(count) if chance.random() < 0.5]
 
 
 def _lost(where: str, calls: Sequence[DiskCall], kept: Sequence[int]) -> Loss:
