@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, duration_option
 from ackstate.analysis.crash.campaign import (
@@ -27,10 +29,14 @@ from ackstate.analysis.crash.campaign import (
     Seen,
     Totals,
     as_json,
+    junit,
+    read_failures,
     read_totals,
     remarks,
+    repeated,
     run_layer,
     table,
+    write_failures,
     write_totals,
 )
 from ackstate.analysis.durations import Duration
@@ -45,6 +51,10 @@ if TYPE_CHECKING:
 
 PROGRAM = "ackstate crash"
 """Named where a failed run is to be repeated; `make crash` replaces it."""
+BudgetOption = Annotated[Duration, duration_option(least="1ms", help="For each layer: 500ms, 60s, 5m, 2h.")]
+JUnitOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", parser=Path, help="Write the verdicts in the format of JUnit.")
+]
 _KEEP_EVERY_S = 10.0
 _RANGE = re.compile(r"L(\d)\.\.L(\d)")
 
@@ -93,13 +103,12 @@ def _share(share: float) -> float:
 
 
 def crash(
+    context: typer.Context,
     layer: Annotated[
         str, typer.Option(metavar="L2..L4|all", help="Which layer: a name, a range such as L2..L3, or all.")
     ] = "all",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the first run; 1 by default.")] = None,
-    budget: Annotated[Duration, duration_option(least="1ms", help="For each layer: 500ms, 60s, 5m, 2h.")] = Duration(
-        10_000
-    ),
+    budget: BudgetOption = Duration(10_000),
     runs: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many runs of a layer.")] = None,
     subject: Annotated[
         str,
@@ -118,19 +127,23 @@ def crash(
         Path | None,
         typer.Option(metavar="FILE", parser=Path, help="Add to the totals in this file, and continue from its seeds."),
     ] = None,
+    junit: JUnitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Crash your cursor, or ours, in every way that a layer supports, and check each recovery.
 
-    A failure is printed as a seed and the shortest failing story. The same
-    layer with that seed reproduces it. docs/guides/crash-test-your-cursor.md
-    describes how to test your own cursor.
+    A failure is printed with the shortest failing story, and stored in one
+    file; ackstate crash replay FILE repeats it.
+    docs/guides/crash-test-your-cursor.md describes how to test your own cursor.
 
     Exit status: 0 every promise held; 1 a promise was broken; 2 the command
-    failed, or nothing was tested: no run was completed, no layer can run
-    here, or the subject gave too few receipts. If only some of the layers
-    cannot run here, they are skipped, with the reason.
+    failed, or it was not measured: no run was completed, no layer can run
+    here, there were too few receipts, too few crashes after one, or writes
+    that a layer does not see. If only some of the layers cannot run here,
+    they are skipped, with the reason.
     """
+    if context.invoked_subcommand is not None:
+        return
     names = _chosen(layer)
     campaign = _Campaign(
         {name: LAYERS[name].make(subject) for name in names},
@@ -138,6 +151,39 @@ def crash(
         totals,
         subject,
     )
+    _execute(campaign, seed, receipts_min, junit, file="", json=json)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=Path, help="The file that a failed run left.")],
+    subject: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="The subject, if it is elsewhere here; as of ackstate crash.")
+    ] = None,
+    budget: BudgetOption = Duration(10_000),
+    junit: JUnitOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Repeat a failed run until it fails again, for at most the budget.
+
+    FILE is what ackstate crash left, here or on another machine. Files of the
+    subject are relative to the current directory. The first failure of each
+    layer is repeated.
+
+    Exit status: as of ackstate crash; 1 if it failed again.
+    """
+    stored, seeds = read_failures(file)
+    if unknown := [name for name in seeds if name not in LAYERS]:
+        raise CampaignError(f"{file}: {unknown[0]!r} is no layer; there are {', '.join(LAYERS)}")
+    subject = stored if subject is None else subject
+    layers = {name: repeated(LAYERS[name].make(subject), seed) for name, seed in seeds.items()}
+    campaign = _Campaign(layers, Budget(budget.seconds), None, subject)
+    _execute(campaign, None, RECEIPTS_MIN, junit, file=str(file), json=json)
+
+
+def _execute(
+    campaign: _Campaign, seed: int | None, receipts_min: float, junit_file: Path | None, *, file: str, json: bool
+) -> None:
+    """Run a campaign, report, and exit with its status; `file` has its failures, unless it is empty."""
     _open_standard_descriptors()
     ending: BaseException | None = None
     with _terminated_as_interrupted() as check:
@@ -150,20 +196,26 @@ def crash(
             if not campaign.found:
                 raise
             ending = error
-    _report(campaign, receipts_min, json=json)
-    _end(campaign, receipts_min, ending)
-
-
-def _report(campaign: _Campaign, receipts_min: float, *, json: bool) -> None:
     untested = {name: seen.untested(receipts_min=receipts_min) for name, seen in campaign.seen.items()}
+    if junit_file is not None:
+        write_atomically(junit_file, junit(campaign.found, campaign.seen, untested))
+    has_failed = any(seen.has_failed for seen in campaign.seen.values())
+    if has_failed and not file:
+        try:
+            file = write_failures(campaign.found, campaign.subject)
+        except OSError as error:
+            console.complain(f"the failures could not be stored in a file: {error.strerror}")
     if json:
-        console.write_json(as_json(campaign.found, untested))
-        return
-    titles = {name: entry.title for name, entry in LAYERS.items()}
-    console.show(table(campaign.found, titles), *remarks(campaign.found, untested, campaign.subject, PROGRAM))
+        console.write_json(as_json(campaign.found, campaign.seen, untested, file))
+    else:
+        titles = {name: entry.title for name, entry in LAYERS.items()}
+        lines = remarks(campaign.found, campaign.seen, untested, file)
+        again = [f"{PROGRAM} replay {shlex.quote(file)}"] if has_failed and file else []
+        console.show(table(campaign.found, titles), *lines, *again)
+    _end(campaign, untested, ending)
 
 
-def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None) -> None:
+def _end(campaign: _Campaign, untested: dict[str, str], ending: BaseException | None) -> None:
     """Exit with the status of the campaign: a broken promise outweighs everything else."""
     seen = campaign.seen.values()
     if any(each.has_failed for each in seen):
@@ -174,7 +226,7 @@ def _end(campaign: _Campaign, receipts_min: float, ending: BaseException | None)
         raise ending
     if all(each.skipped for each in seen):
         raise CampaignError("nothing was tested: no layer that was chosen can run here")
-    if any(each.untested(receipts_min=receipts_min) for each in seen):
+    if any(untested.values()):
         raise typer.Exit(2)
 
 

@@ -20,7 +20,7 @@ import typer
 from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
 from ackstate.analysis.cli import policies, trace
 from ackstate.analysis.cli.console import complain, os_error_text, show, write
-from ackstate.analysis.cli.crash import crash
+from ackstate.analysis.cli.crash import crash, replay
 from ackstate.analysis.cli.demo import broker, demo, recover
 from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
@@ -153,7 +153,10 @@ app.command("redelivery", short_help="Redelivery of a crash at every instant.")(
 app.command("spark-package", short_help="Build the zip and job script for spark-submit.")(spark_package)
 app.command("broker", short_help="Run a small broker until it is killed.")(broker)
 app.command("recover", short_help="Recover the cursors of a dead broker.")(recover)
-app.command("crash", short_help="Crash a cursor, yours or ours, and judge each recovery.")(crash)
+_crash = typer.Typer(cls=CommandGroup, rich_markup_mode=None, invoke_without_command=True)
+_crash.callback()(crash)
+_crash.command("replay", short_help="Repeat a failed run from the file that it left.")(replay)
+app.add_typer(_crash, name="crash", short_help="Crash a cursor, yours or ours, and judge each recovery.")
 app.command("sweep", short_help="Compare settings: redelivery against its price.")(sweep)
 app.command("fsck", short_help="Check a store, and show the effect of each repair.")(fsck)
 app.command("inspect", short_help="Show the cursors of a store.")(inspect)

@@ -1,7 +1,8 @@
 """A campaign runs a layer until its budget is over, and adds up the results.
 
-Totals may be stored in a file. A campaign that finds such a file continues with the seed after the last and adds to
-it, so hours of runs survive interruptions, and the evidence is one file. An interrupted run is repeated.
+A verdict says how much was tested. Totals may be stored in a file. A campaign that finds such a file continues with the
+seed after the last and adds to it, so hours of runs survive interruptions, and the evidence is one file. An interrupted
+run is repeated.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
+from ackstate.analysis.crash.runs import UNSEEN
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.crash.layer import Layer
     from ackstate.analysis.crash.oracle import RunOutcome
@@ -38,16 +42,21 @@ FAILURES_MAX = 20
 RECEIPTS_MIN = 0.25
 """The share of acks that need a receipt, unless another is given: with fewer, durability was not tested."""
 
+CRASHES_MIN = 10
+"""The crashes after a receipt that a verdict needs: fewer miss a bug that every fourth of them shows too often."""
+
 OURS = "ours"
 """The subject whose totals are kept, unless another is named."""
 
 _VERSION = 2
 _ENTRIES = re.compile(r"\d+:\[\d+, \d+\)(?: \d+:\[\d+, \d+\))*(?: \.\.\.)?")
+_DIRECTORIES = re.compile(r"(?<![\w.])/(?:[^\s/'\":]+/)+")
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class CampaignError(AckStateError):
-    """A file of totals cannot be read, or does not fit the options; it was left as it is."""
+    """A file of totals or of a failure cannot be read, or does not fit the options; it was left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +72,13 @@ class Seen:
     """Counts of one campaign in one layer; these, not the totals, decide its exit status."""
 
     runs: int = 0  # Seeds that were run
+    cycles: int = 0  # Crashes that were judged
     has_failed: bool = False  # Whether a promise was broken
     counts: Counter[str] = field(default_factory=Counter)  # As `RunOutcome`, summed by name
     skipped: str = ""  # The reason why the layer could not run; empty if it could
 
     def untested(self, *, receipts_min: float = RECEIPTS_MIN) -> str:
-        """Describe the untested promises; empty if the layer was skipped or failed, or everything was tested."""
+        """Return why nothing was measured; empty if the layer was skipped or failed, or everything was tested."""
         if self.has_failed:
             return ""
         if not self.runs:
@@ -87,7 +97,25 @@ class Seen:
                 f"the subject gave receipts for {given:,} of {due:,} requested acks that it should persist "
                 f"({given / due:.1%}; --receipts-min requires {receipts_min:.1%}): I2 was not tested"
             )
+        if unseen := [name.removeprefix(UNSEEN) for name in sorted(self.counts) if name.startswith(UNSEEN)]:
+            return f"some writes are not seen: {'; '.join(unseen)}"
+        if self.counts["crashes_after_receipt"] < CRASHES_MIN:
+            return f"{self.tested}; a verdict needs {CRASHES_MIN}: give more --runs or --budget"
         return ""
+
+    @property
+    def tested(self) -> str:
+        """How much was tested."""
+        crashes = f"{self.cycles:,} crashes"
+        if "accepted_persists" in self.counts:
+            crashes = f"{self.counts['crashes_after_receipt']:,} of {crashes} came after a receipt that they could lose"
+        return f"{self.runs:,} {'run' if self.runs == 1 else 'runs'}, {crashes}"
+
+    def verdict(self, untested: str) -> str:
+        """Return one of ``broken``, ``skipped``, ``not measured`` and ``held``."""
+        if self.has_failed:
+            return "broken"
+        return "skipped" if self.skipped and not self.runs else "not measured" if untested else "held"
 
 
 @dataclass(slots=True)
@@ -168,6 +196,7 @@ def run_layer(
             for outcome in outcomes:
                 totals.add(outcome)
                 seen.runs += 1
+                seen.cycles += outcome.cycles
                 seen.has_failed = seen.has_failed or bool(broken_promises(outcome))
                 seen.counts.update(outcome.counts)
                 lasted = time.monotonic() - begun
@@ -236,12 +265,6 @@ def _is_failure(value: Any) -> bool:
     return False
 
 
-# DOC """Reports the totals of a crash campaign: a table, remarks with one story for equal failures, or JSON.
-#
-# A story that does not fit on a screen is shortened, and stored whole in a file that is named in its place.
-# """
-
-
 _STORY_LINES_MAX = 18
 """With the lines printed around it, a story fits on a screen of 24 lines."""
 _STORY_FIRST_LINES = 2
@@ -260,41 +283,156 @@ def table(found: Mapping[str, Totals], titles: Mapping[str, str]) -> Table:
     return table
 
 
-def remarks(found: Mapping[str, Totals], untested: Mapping[str, str], subject: str, program: str) -> list[str]:
-    """Return the lines below the table: skipped layers, untested promises, and the failures with their stories."""
+def remarks(found: Mapping[str, Totals], seen: Mapping[str, Seen], untested: Mapping[str, str], file: str) -> list[str]:
+    """Return the lines below the table: the failures with their stories, and the verdicts; `file` has the stories."""
     lines = []
     for name, totals in found.items():
-        if totals.skipped:
-            lines.append(f"{name} was skipped: {totals.skipped}")
-        if untested[name]:
-            lines.append(f"{name}: {untested[name]}")
         # A run that breaks two promises has one story.
         for (seed, story), failures in groupby(totals.failures, lambda each: (each["seed"], tuple(each["story"]))):
-            lines += _failure_lines(name, seed, story, list(failures))
-            lines.append(f"  again: {_again(program, name, seed, subject)}")
+            lines += _failure_lines(name, seed, story, list(failures), file)
+    for name, totals in found.items():
+        match verdict := seen[name].verdict(untested[name]):
+            case "skipped":
+                lines.append(f"{name} was skipped: {totals.skipped}")
+            case "not measured":
+                lines.append(f"{name}: not measured: {untested[name]}")
+            case _:
+                promises = "every promise held" if verdict == "held" else "a promise was broken"
+                lines.append(f"{name}: {promises}: {seen[name].tested}")
     return lines
 
 
-def as_json(found: Mapping[str, Totals], untested: Mapping[str, str]) -> dict[str, Any]:
+def as_json(
+    found: Mapping[str, Totals], seen: Mapping[str, Seen], untested: Mapping[str, str], file: str
+) -> dict[str, Any]:
     """Return sums over all layers, and each layer with its failures; arguments as of `remarks`."""
     sums = ("runs", "cycles", "lost_durable", "invented", "gauge_mismatch", "failed_runs", "seconds")
     layers = [
-        {"layer": name, "cycles_per_second": _rate(each), **asdict(each), "untested": untested[name]}
+        {"layer": name, "verdict": seen[name].verdict(untested[name]), "cycles_per_second": _rate(each)}
+        | asdict(each)
+        | {"untested": untested[name]}
         for name, each in found.items()
     ]
-    return {name: sum(layer[name] for layer in layers) for name in sums} | {"layers": layers}
+    return {name: sum(layer[name] for layer in layers) for name in sums} | {"failure_file": file, "layers": layers}
 
 
-def _failure_lines(name: str, seed: int, story: Sequence[str], failures: Iterable[dict[str, Any]]) -> list[str]:
+def junit(found: Mapping[str, Totals], seen: Mapping[str, Seen], untested: Mapping[str, str]) -> str:
+    """Return the verdicts in the format of JUnit, a test case for each layer; what was not measured is an error."""
+    suite = ElementTree.Element("testsuite", name="ackstate crash", tests=str(len(found)))
+    for name, totals in found.items():
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="ackstate.crash", name=name, time=f"{totals.seconds}"
+        )
+        match verdict := seen[name].verdict(untested[name]):
+            case "broken":
+                for each in totals.failures:
+                    title = f"seed {each['seed']}: {each['promise']}: {each['found']}"
+                    failure = ElementTree.SubElement(case, "failure", message=_xml_text(title))
+                    failure.text = _xml_text("\n".join(each["story"]))
+            case "not measured" | "skipped":
+                kind = "error" if verdict == "not measured" else "skipped"
+                ElementTree.SubElement(case, kind, message=_xml_text(untested[name] or totals.skipped))
+    for kind in ("failure", "error", "skipped"):
+        suite.set(f"{kind}s".replace("skippeds", "skipped"), str(len(suite.findall(f"testcase/{kind}"))))
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _xml_text(text: str) -> str:
+    return _NO_XML.sub("?", text)
+
+
+def write_failures(found: Mapping[str, Totals], subject: str) -> str:
+    """Write the failures into a file that repeats them here or elsewhere; return its path, or why there is none.
+
+    It is in the current directory, otherwise among the temporary files. No path in it is absolute.
+    """
+    failures = [
+        {"layer": name, "seed": each["seed"], "promise": each["promise"]}
+        | {"found": _relative(each["found"]), "story": [_relative(line) for line in each["story"]]}
+        for name, totals in found.items()
+        for each in totals.failures
+    ]
+    text = json.dumps({"version": 1, "subject": portable(subject), "failures": failures}, indent=2) + "\n"
+    name = f"ackstate-crash-{failures[0]['layer']}-seed-{failures[0]['seed']}.json"
+    try:
+        write_atomically(Path(name), text)
+    except OSError:
+        name = str(Path(tempfile.gettempdir()) / name)
+        write_atomically(Path(name), text)
+    return name
+
+
+def read_failures(path: Path) -> tuple[str, dict[str, int]]:
+    """Read such a file; return the subject, and the seed of the first failure of each layer."""
+    try:
+        stored = json.loads(path.read_bytes())
+        if type(version := stored["version"]) is not int:
+            raise TypeError(f"version is {version!r}")
+        if version != 1:
+            raise UnsupportedVersionError(f"{path}: failures have version {version}; this release reads 1")
+        if not isinstance(subject := stored["subject"], str):
+            raise TypeError(f"subject is {subject!r}")
+        seeds: dict[str, int] = {}
+        for each in stored["failures"]:
+            if not isinstance(each["layer"], str) or not _is_count(each["seed"]):
+                raise TypeError(f"layer is {each['layer']!r}, seed is {each['seed']!r}")
+            seeds.setdefault(each["layer"], each["seed"])
+        if not seeds:
+            raise ValueError("there is no failure")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CampaignError(f"{path}: not the failures of a crash campaign ({error!r})") from error
+    return subject, seeds
+
+
+def repeated(layer: Layer, seed: int) -> Layer:
+    """Return a layer that repeats the run of one seed until it breaks a promise: a crash may need several attempts."""
+
+    def again(_: int) -> Iterator[RunOutcome]:
+        is_broken = False
+        while not is_broken:
+            with closing(layer(seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
+                outcome = next(outcomes)
+            is_broken = bool(broken_promises(outcome))
+            yield outcome
+
+    return again
+
+
+def portable(subject: str) -> str:
+    """Return a subject without absolute paths: a program of the search path, or files relative to this directory."""
+    try:
+        words = shlex.split(subject)
+    except ValueError:
+        return subject
+    if not any(word.startswith("/") for word in words):
+        return subject
+    return shlex.join(_portable(word) for word in words)
+
+
+def _portable(word: str) -> str:
+    if not word.startswith("/"):
+        return word
+    name = os.path.basename(word)  # noqa: PTH119 - of text
+    return name if shutil.which(name) == word else os.path.relpath(word)
+
+
+def _relative(text: str) -> str:
+    """Return text without the directories of absolute paths."""
+    return _DIRECTORIES.sub(".../", text)
+
+
+def _failure_lines(
+    name: str, seed: int, story: Sequence[str], failures: Iterable[dict[str, Any]], file: str
+) -> list[str]:
     lines, notes = [""], []
     for failure in failures:
         lines.append(f"{name}, seed {seed}: {failure['promise']}: {failure['found']}")
         if failure["count"] > 1:
             notes.append(f"  {failure['count']:,} runs failed equally, the last with seed {failure['last_seed']}")
-    return [*lines, *_shortened(story, lines[1:], f"ackstate-crash-{name}-seed-{seed}-"), *dict.fromkeys(notes)]
+    return [*lines, *_shortened(story, file), *dict.fromkeys(notes)]
 
 
-def _shortened(story: Sequence[str], titles: Sequence[str], file_prefix: str) -> list[str]:
+def _shortened(story: Sequence[str], file: str) -> list[str]:
     """Return a story with an indent; if it is too long, its first and last lines, and the file that holds all."""
     shown = [line if len(line) <= _LINE_LENGTH_MAX else f"{line[:_LINE_LENGTH_MAX]}..." for line in story]
     if len(shown) > _STORY_LINES_MAX:
@@ -302,25 +440,9 @@ def _shortened(story: Sequence[str], titles: Sequence[str], file_prefix: str) ->
         left_out = f"... {len(shown) - _STORY_FIRST_LINES - last_count:,} lines are left out ..."
         shown = [*shown[:_STORY_FIRST_LINES], left_out, *shown[-last_count:]]
     if shown != list(story):
-        try:
-            shown.append(f"the whole story: {_stored(story, titles, file_prefix)}")
-        except OSError as error:
-            shown = [*story, f"the story could not be stored in a file: {error.strerror}"]
+        shown = [*shown, f"the whole story: {file}"] if file else list(story)
     return [f"  {line}" for line in shown]
-
-
-def _stored(story: Sequence[str], titles: Sequence[str], prefix: str) -> str:
-    """Store a story in a new file among the temporary ones, and return its path."""
-    descriptor, path = tempfile.mkstemp(prefix=prefix, suffix=".txt")
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(f"{line}\n" for line in (*titles, *story))
-    return path
 
 
 def _rate(totals: Totals) -> int:
     return round(totals.cycles / totals.seconds) if totals.seconds else 0
-
-
-def _again(program: str, name: str, seed: int, subject: str) -> str:
-    options = [] if subject == OURS else ["--subject", subject]
-    return f"{program} {shlex.join(['--layer', name, '--seed', str(seed), '--runs', '1', *options])}"

@@ -27,6 +27,7 @@ from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.runs import CrashTiming
 from ackstate.analysis.crash.serve import is_class_name
 from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
+from ackstate.analysis.crash.traced_disk import losses, snapshot
 from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class PowerCut:
         self._disk = disk
         self._chance = chance
         self._stands_still = self._another_syncs = False
+        self._losses: list[str] = []
 
     unseen = ()
     states_left = 0
@@ -168,18 +170,21 @@ class PowerCut:
     def __str__(self) -> str:
         how = "while it is stopped" if self._stands_still else "while it runs"
         before = "another program syncs a file of its own; then " if self._another_syncs else ""
-        return f"{before}the power is cut {how}; mounted with {self._disk.options or 'default options'}"
+        cut = f"{before}the power is cut {how}; mounted with {self._disk.options or 'default options'}"
+        return "\n".join([cut, *self._losses])
 
     def _cut(self, process: SubjectProcess) -> None:
         if self._another_syncs:
             (self._disk.directory / "another").write_bytes(b"another")
             sync_path(self._disk.directory / "another")
+        before = snapshot(directory := self._disk.directory / "subject")
         self._disk.cut_power()
         # Most processes fail on a dead disk and report it: too late to count.
         process.last_words()
         self._disk.power_on()
         if shim := loaded():
             shim.take_names_back()
+        self._losses = losses(before, snapshot(directory))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ class ProcessRuns:
         self._crash, self._settings = crash, settings
         self._log = ledgers(_chance("log", seed))
         self._number = self._crashes = 0
-        self._is_open = False
+        self._is_open = self._has_receipts = False
         self._life = ProcessRun(self._log)
         # Over all runs.
         self._ever_requested: AckedSet = self._life.expected.requested
@@ -154,7 +154,7 @@ class ProcessRuns:
         self._counts = dict.fromkeys(
             (
                 *("accepted_persists", "crashed_early", "crashed_recoveries", "durable_receipts", "recoveries"),
-                *("receipts_due", "receipts_given"),
+                *("receipts_due", "receipts_given", "crashes_after_receipt"),
             ),
             0,
         )
@@ -198,6 +198,7 @@ class ProcessRuns:
                 before = str(self._crash)
                 self._crash.next_state()
                 self._crashes += 1
+                self._counts["crashes_after_receipt"] += self._has_receipts
                 self._story[-1] = str(self._story[-1]).replace(before, str(self._crash))
 
     def _live(self, process: SubjectProcess, chance: Random, length: int) -> None:
@@ -248,6 +249,7 @@ class ProcessRuns:
         try:
             answers = self._crash(process)
             self._note_answers(answers)
+            self._counts["crashes_after_receipt"] += self._has_receipts
         finally:
             self._story.append(f"{when}: {self._crash}" if when else str(self._crash))
         return answers
@@ -273,7 +275,7 @@ class ProcessRuns:
         acked = self._life.state(report).acked
         holds = f"it is open, and holds {acked}"
         self._judge(report, holds)
-        self._life, self._story = ProcessRun(self._log, acked), [holds]
+        self._life, self._story, self._has_receipts = ProcessRun(self._log, acked), [holds], False
         if report.redelivery_if_crashed is not None:
             self._life.gauged(report.redelivery_if_crashed)
 
@@ -348,6 +350,7 @@ class ProcessRuns:
                     # The receipt of a persist promises nothing.
                     acks = [number for number in numbers if not self._is_persist(number)]
                     self._counts["durable_receipts"] += len(acks)
+                    self._has_receipts |= bool(acks)
                 case Accepted(number, gauge):
                     self._life.accepted(number)
                     if gauge is not None:

@@ -230,6 +230,19 @@ def snapshot(directory: Path) -> dict[str, bytes]:
     return found
 
 
+def losses(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    """Return what a disk lost, bytes before names, as they would have had to be synced; from two snapshots."""
+    lines = []
+    for name in before.keys() & after.keys():
+        if before[name] != after[name]:
+            first, end = _equal_prefix(before[name], after[name]), max(len(before[name]), len(after[name]))
+            lines.append(f"the disk lost: bytes {first} to {end} of {name} (the file was not synced after that)")
+    unsynced = "(its directory was not synced after that)"
+    lines += [f"the disk lost: the name {name} {unsynced}" for name in before.keys() - after.keys()]
+    lines += [f"the disk lost: the removal of {name} {unsynced}" for name in after.keys() - before.keys()]
+    return [printable(line) for line in sorted(lines, key=lambda line: "(its" in line)]
+
+
 def _entries(directory: Path, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the files, subdirectories and links below a directory; pipes and sockets are not kept by a disk."""
     try:
@@ -311,7 +324,9 @@ class TracedPowerCut:
         finally:
             history = self._followed()
             drawn = [history.drawn(self._chance) for _ in range(_STATES)]
-            self._states = [each for index, each in enumerate(drawn) if each[0] not in [its for its, _ in drawn[:index]]]
+            self._states = [
+                each for index, each in enumerate(drawn) if each[0] not in [its for its, _ in drawn[:index]]
+            ]
             self.next_state()
 
     @property
