@@ -66,3 +66,18 @@ class MyCursor:
 def checksum(line: bytes) -> bytes:
     """Return what stands before a line."""
     return b"%08x " % zlib.crc32(line)
+
+
+class HastyCursor(MyCursor):
+    """The same with one bug, which the page finds."""
+
+    is_late = False
+
+    def apply(self, operation: Operation) -> None:
+        if self.is_late:
+            self.sync()
+        self.is_late = operation.kind is OperationKind.PERSIST
+        if self.is_late:
+            self.durable, self.unsynced = self.durable + self.unsynced, []
+        else:
+            super().apply(operation)

@@ -17,6 +17,7 @@ import os
 import platform
 import resource
 import signal
+import stat
 import struct
 import sys
 from contextlib import suppress
@@ -48,6 +49,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "io_submit": (209, 2), "io_uring_enter": (426, 426), "mmap": (9, 222),
 }  # fmt: skip
 _NAMES = tuple(_CALLS)
+_WRITES = frozenset({"write", "writev"})
 _CREATES = 0o100 | 0o1000 | 0o20000000  # O_CREAT, O_TRUNC, __O_TMPFILE
 _MAP_SHARED = 1
 # The index of the argument with the flags of a call, and those of which one is needed to change something.
@@ -55,7 +57,7 @@ _FLAGS_OF = {"open": (1, _CREATES), "openat": (2, _CREATES), "mmap": (3, _MAP_SH
 # The column of `_CALLS`, and the kernel's number of the architecture.
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-_PTRACE_CONT, _PTRACE_GETEVENTMSG, _PTRACE_SEIZE, _PTRACE_LISTEN = 7, 0x4201, 0x4206, 0x4208
+_PTRACE_CONT, _PTRACE_SEIZE, _PTRACE_LISTEN = 7, 0x4206, 0x4208
 _PTRACE_SYSCALL, _PTRACE_GET_SYSCALL_INFO = 24, 0x420E
 _EVENT_SECCOMP, _EVENT_STOP = 7, 128
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
@@ -77,6 +79,8 @@ class _Shared(ctypes.Structure):
     _fields_ = (
         ("kill_at", ctypes.c_int64),
         ("count", ctypes.c_int64),  # calls that the program has begun
+        ("kill_at_turn", ctypes.c_int64),
+        ("turns", ctypes.c_int64),  # those of them that are no answer and follow one
         ("met", ctypes.c_int64),  # index of the call that it was killed before; -1 for none
         ("failed", ctypes.c_int64),  # errno of a failed request to the kernel
     )
@@ -96,9 +100,13 @@ class CallTracer:
         self._probe()
         self.begin(NEVER)
 
-    def begin(self, kill_at: int) -> None:
-        """Prepare the run of a program: which call it is killed before, 1 for the first or `NEVER`."""
+    def begin(self, kill_at: int, *, kill_at_turn: int = NEVER) -> None:
+        """Prepare the run of a program: which call it is killed before, 1 for the first or `NEVER`.
+
+        Turns are the calls that follow the output of an answer, without those that output another one.
+        """
         shared = self._shared
+        shared.kill_at_turn, shared.turns, self._was_answer = kill_at_turn, 0, False
         shared.kill_at, shared.count, shared.met, shared.failed = kill_at, 0, -1, 0
 
     @property
@@ -110,6 +118,11 @@ class CallTracer:
     def count(self) -> int:
         """How many calls the program has begun."""
         return int(self._shared.count)
+
+    @property
+    def turn_count(self) -> int:
+        """How many of them were turns."""
+        return int(self._shared.turns)
 
     @property
     def met(self) -> str | None:
@@ -167,12 +180,14 @@ class CallTracer:
 
     def _is_met(self, thread: int) -> bool:
         """Count a call that a thread begins, and return whether the program is killed before it."""
-        self._shared.count += 1
-        if self._shared.count < self._shared.kill_at:
+        shared, (index, arguments) = self._shared, _call_of(thread)
+        shared.count += 1
+        is_answer = _NAMES[index] in _WRITES and _is_pipe(thread, arguments[0])
+        is_turn, self._was_answer = self._was_answer and not is_answer, is_answer
+        shared.turns += is_turn
+        if shared.count < shared.kill_at and not (is_turn and shared.turns >= shared.kill_at_turn):
             return False
-        index = ctypes.c_ulong()
-        _ptrace(_PTRACE_GETEVENTMSG, thread, ctypes.addressof(index))
-        self._shared.met = min(index.value, len(_NAMES) - 1)
+        shared.met = index
         return True
 
     def _filter_calls(self) -> bool:
@@ -239,6 +254,12 @@ def _call_of(thread: int) -> tuple[int, tuple[int, ...]]:
     """Return the index and the arguments of the call that a thread begins."""
     _, *arguments, index = struct.unpack_from("=Q6QI", _call_information(thread), 24)
     return min(index, len(_NAMES) - 1), tuple(arguments)
+
+
+def _is_pipe(thread: int, descriptor: int) -> bool:
+    with suppress(OSError):
+        return stat.S_ISFIFO(os.stat(f"/proc/{thread}/fd/{ctypes.c_int(descriptor).value}").st_mode)  # noqa: PTH116
+    return False
 
 
 def _result_of(thread: int) -> int:

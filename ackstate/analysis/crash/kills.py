@@ -9,7 +9,7 @@ between, the next must recover the same state.
 In L3 the moment of a kill is drawn from the seed: while a process starts, after a number of answers, or a little later,
 in the middle of any work. That rarely hits between two consecutive system calls; in L2 each such gap is tried. The
 first process of a run completes and its calls are counted; each other process is killed before one of that many calls,
-in an order drawn from the seed, while it starts, works or persists.
+in an order drawn from the seed, while it starts, works or persists, or right after one of its answers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _SIZE = RunSize(lives=10, operations=120)
 # Processes are short, so that a few of them cover every call.
 _CALLS_SIZE = RunSize(lives=16, operations=24)
 _SHRINK_TRIES = 24
+_AT_A_TURN_SHARE = 0.5
 
 
 def kills(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
@@ -103,11 +104,15 @@ class CallKill:
     def __init__(self, tracer: CallTracer, chance: Random) -> None:
         self._tracer = tracer
         self._chance = chance
-        self._call_count = 0
+        self._call_count = self._turn_count = 0
         self._left: list[int] = []
         self._how = ""
 
     def prepare(self) -> None:
+        # What is lost by a receipt that came too early is written right after it.
+        if self._turn_count and self._chance.random() < _AT_A_TURN_SHARE:
+            self._tracer.begin(NEVER, kill_at_turn=self._chance.randint(1, self._turn_count))
+            return
         if not self._left:
             self._left = list(range(1, self._call_count + 1))
             self._chance.shuffle(self._left)
@@ -124,6 +129,7 @@ class CallKill:
             met, count = self._tracer.met, self._tracer.count
             self._how = f"SIGKILL before its call {count}, {met}" if met else f"SIGKILL after its call {count}"
             self._call_count = max(self._call_count, count)
+            self._turn_count = max(self._turn_count, self._tracer.turn_count)
             # The processes that check the recovery must not be killed.
             self._tracer.begin(NEVER)
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
+import shutil
 import tempfile
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from ackstate.analysis.cli import crash as crash_command
+from ackstate.analysis.crash import campaign
 from ackstate.analysis.crash.campaign import (
+    CRASHES_MIN,
     FAILURES_MAX,
     Budget,
     CampaignError,
@@ -23,6 +29,7 @@ from ackstate.analysis.crash.campaign import (
 from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
+from ackstate.analysis.crash.runs import UNSEEN
 from command_line import assert_one_line, run
 
 LOST = BrokenPromise(Promise.I2, "1:7 was lost", ("ack 1:7", "persist", "kill"))
@@ -146,6 +153,12 @@ def test_a_file_that_holds_no_totals_is_refused_and_left_alone(tmp_path, text):
     assert file.read_bytes() == text.encode("latin-1")
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A current directory for the files of failures."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def layers(monkeypatch):
     """Put layers of ours in the place of L3 and L4."""
@@ -176,12 +189,81 @@ def test_the_json_has_sums_and_each_layer(layers, capsys):
     assert found["layers"][0]["failures"][0]["story"] == list(LOST.story)
 
 
-def test_a_failure_is_printed_with_its_story_and_how_to_see_it_again(layers, capsys):
-    layers(FakeLayer(seed_8={"cycles": 1, "lost_durable": 1, "broken": (LOST,)}))
-    status, out, _ = crash(capsys, "--layer", "L3", "--seed", "8", "--runs", "1", "--subject", "python3 mine.py -x")
+def test_a_failure_is_printed_with_its_story_and_the_last_line_repeats_it(layers, capsys, tmp_path, monkeypatch):
+    program = tmp_path / "my programs" / "mine.py"
+    program.parent.mkdir()
+    program.touch()
+    python = str(Path(shutil.which("python3")))
+    lost = replace(LOST, story=("ack 1:7", f'| File "{program}", line 3'))
+    layers(FakeLayer(seed_8={"cycles": 1, "lost_durable": 1, "broken": (lost,)}))
+    subject = shlex.join([python, str(program), "-x"])
+    status, out, _ = crash(capsys, "--layer", "L3", "--seed", "8", "--runs", "1", "--subject", subject)
     assert status == 1
-    assert "L3, seed 8: I2: a durable receipt survives any crash: 1:7 was lost\n  ack 1:7\n  persist\n  kill\n" in out
-    assert "again: ackstate crash --layer L3 --seed 8 --runs 1 --subject 'python3 mine.py -x'" in out
+    assert "L3, seed 8: I2: a durable receipt survives any crash: 1:7 was lost\n  ack 1:7\n" in out
+    assert out.endswith("\nackstate crash replay ackstate-crash-L3-seed-8.json\n")
+    (file,) = tmp_path.glob("*.json")
+    stored = json.loads(file.read_text())
+    assert stored["subject"] == "python3 'my programs/mine.py' -x"
+    assert stored["failures"][0]["story"] == ["ack 1:7", '| File ".../my programs/mine.py", line 3']
+    assert str(tmp_path) not in file.read_text()
+
+
+def test_a_replay_repeats_the_seed_of_the_file_until_it_fails_again(layers, capsys, tmp_path):
+    layers(FakeLayer(seed_8={"cycles": 1, "broken": (LOST,)}))
+    assert crash(capsys, "--layer", "L3", "--seed", "7", "--runs", "2").status == 1
+    (file,) = tmp_path.glob("*.json")
+    before, seeds = file.read_bytes(), []
+
+    def sometimes(first_seed):
+        seeds.append(first_seed)
+        yield RunOutcome(first_seed, 1, broken=(LOST,) if len(seeds) == 3 else ())
+
+    layers(sometimes)
+    status, out, _ = crash(capsys, "replay", str(file), "--budget", "1h")
+    assert (status, seeds) == (1, [8, 8, 8])
+    assert out.endswith(f"\nackstate crash replay {file}\n")
+    assert file.read_bytes() == before
+    layers(FakeLayer())
+    assert crash(capsys, "replay", str(file), "--budget", "1ms").status == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"version": 2}, "version 2"), ({"version": "1"}, "version"), ({"subject": 3}, "subject is 3"),
+        ({"failures": []}, "there is no failure"), ({"failures": [{"layer": "L3"}]}, "seed"), ({"failures": 3}, "int"),
+        ({"failures": [{"layer": "L3", "seed": -1}]}, "seed is -1"),
+        ({"failures": [{"layer": [], "seed": 1}]}, "layer is"),
+        ({"failures": [{"layer": "L9", "seed": 1}]}, "'L9' is no layer"), (None, "not the failures"),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_no_failures_is_refused_before_a_run(layers, capsys, tmp_path, changed, complaint):
+    layers(layer := FakeLayer())
+    whole = {"version": 1, "subject": "ours", "failures": [{"layer": "L3", "seed": 1}]}
+    (tmp_path / "f.json").write_text("[" * 100_000 if changed is None else json.dumps(whole | changed))
+    assert_one_line(crash(capsys, "replay", "f.json"), complaint)
+    assert layer.closed == 0
+    assert_one_line(crash(capsys, "replay", "missing.json"), "missing.json")
+
+
+def test_junit_has_a_case_for_each_layer_with_its_verdict(layers, capsys):
+    lost = replace(LOST, found="\x00 <lost>\ud800")
+    layers(FakeLayer(seed_1={"cycles": 1, "broken": (lost,)}))
+    assert crash(capsys, "--layer", "L3..L5", "--runs", "1", "--junit", "j.xml").status == 1
+    suite = ElementTree.parse("j.xml").getroot()
+    assert dict(suite.items()) == {
+        "name": "ackstate crash",
+        "tests": "3",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "1",
+    }
+    assert suite.find("testcase[@name='L3']/failure").text == "\n".join(LOST.story)
+    assert suite.find("testcase[@name='L3']/failure").get("message").endswith(": ? <lost>?")
+    assert suite.find("testcase[@name='L4']/skipped").get("message") == "L4 needs root"
+    layers(FakeLayer(seed_1={"cycles": 1, "counts": DUE}))
+    assert crash(capsys, "--layer", "L3", "--runs", "1", "--junit", "j.xml").status == 2
+    assert "receipts for 1 of 1,000" in ElementTree.parse("j.xml").find("testcase/error").get("message")
 
 
 def test_a_layer_that_was_skipped_says_why_and_alone_is_no_test(layers, capsys):
@@ -196,7 +278,7 @@ def test_a_campaign_that_completes_no_run_has_tested_nothing(layers, capsys):
     layers(lambda first_seed: (each for each in ()))
     status, out, _ = crash(capsys, "--layer", "L3")
     assert status == 2
-    assert "L3: nothing was tested: no run was completed" in out
+    assert "L3: not measured: nothing was tested: no run was completed" in out
 
 
 def test_a_failure_is_stored_at_once(layers, capsys, tmp_path):
@@ -229,30 +311,42 @@ def test_a_failure_before_an_error_is_printed_and_is_the_status(layers, capsys, 
     assert (read_totals(tmp_path / "t")["L3"].cycles, layer.closed) == (10, 1)
 
 
-@pytest.mark.parametrize("directory", [".", "missing"])
-def test_a_long_story_is_shortened_and_stored_in_a_file(layers, capsys, tmp_path, monkeypatch, directory):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / directory))
+def test_a_long_story_is_shortened_and_whole_in_the_file(layers, capsys, tmp_path):
     story = tuple(f"step {number} {'x' * 400 * (number == 2)}" for number in range(1_000))
     layers(FakeLayer(seed_1={"cycles": 1, "broken": (BrokenPromise(Promise.I9, "a panic", story),)}))
     _, out, _ = crash(capsys, "--layer", "L3", "--runs", "1")
     shown = out[out.index("L3, seed 1") :]
     assert {"  step 0 ", "  step 999 "} <= set(shown.splitlines())
-    if directory == "missing":
-        assert all(f"  {line}\n" in out for line in story)
-        assert "the story could not be stored in a file: No such file or directory" in out
-        return
     assert shown.count("\n") <= 24
     assert max(map(len, shown.splitlines())) < 200
     (file,) = tmp_path.iterdir()
-    assert f"  the whole story: {file}\n" in shown
-    assert file.read_text().splitlines() == [f"L3, seed 1: {Promise.I9}: a panic", *story]
+    assert f"  the whole story: {file.name}\n" in shown
+    assert json.loads(file.read_text())["failures"][0]["story"] == list(story)
+
+
+def test_the_file_of_a_failure_is_elsewhere_or_missing_if_it_cannot_be_here(layers, capsys, tmp_path, monkeypatch):
+    def refuse(path, _):
+        if not path.is_absolute() or is_full:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+
+    layers(failing(lambda _: "a panic", 1))
+    monkeypatch.setattr(campaign, "write_atomically", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written, is_full = [], False
+    _, out, _ = crash(capsys, "--layer", "L3", "--seed", "0", "--runs", "1")
+    assert out.endswith(f"\nackstate crash replay {written[0]}\n")
+    is_full = True
+    status, out, err = crash(capsys, "--layer", "L3", "--seed", "0", "--runs", "1")
+    assert (status, out.count("  step\n")) == (1, 40)
+    assert err == "ackstate: the failures could not be stored in a file: No space left on device\n"
 
 
 def test_two_promises_of_one_run_have_one_story(layers, capsys):
     both = (LOST, BrokenPromise(Promise.I1, "1:8 was invented", LOST.story))
     layers(FakeLayer(seed_1={"cycles": 1, "broken": both}, seed_2={"cycles": 1, "broken": both}))
     _, out, _ = crash(capsys, "--layer", "L3", "--runs", "2")
-    assert out.count("  ack 1:7\n") == out.count("again:") == 1
+    assert out.count("  ack 1:7\n") == out.count("replay") == 1
     assert f"{Promise.I1}: 1:8 was invented\n  ack 1:7\n" in out
     assert "  2 runs failed equally, the last with seed 2\n" in out
 
@@ -296,6 +390,8 @@ def test_what_makes_no_sense_is_one_line_and_status_2_before_the_first_run(layer
 
 
 DUE = {"accepted_persists": 3, "durable_receipts": 1, "receipts_due": 1_000, "receipts_given": 1}
+DUE |= {"crashes_after_receipt": CRASHES_MIN}
+FEW = DUE | {"receipts_given": 250, "crashes_after_receipt": CRASHES_MIN - 1}
 
 
 @pytest.mark.parametrize(
@@ -308,13 +404,19 @@ DUE = {"accepted_persists": 3, "durable_receipts": 1, "receipts_due": 1_000, "re
         (DUE | {"receipts_given": 250}, (), ""),
         (DUE, ("--receipts-min", "0.002"), "I2 was not tested"),
         (DUE, ("--receipts-min", "0.001"), ""),
+        (FEW, (), "not measured: 1 run, 9 of 1 crashes came after a receipt that they could lose; a verdict needs 10"),
+        (
+            DUE | {f"{UNSEEN}x is mapped": 1, "receipts_given": 250},
+            (),
+            "not measured: some writes are not seen: x is m",
+        ),
     ],
 )
 def test_a_subject_with_few_receipts_fails_no_run_and_does_not_pass(layers, capsys, counts, least, untested):
     layers(FakeLayer(seed_1={"cycles": 1, "counts": counts}))
     status, out, _ = crash(capsys, "--layer", "L3", "--runs", "1", *least)
     assert status == (2 if untested else 0)
-    assert untested in out
+    assert (untested or "L3: every promise held: 1 run, 10 of 1 crashes came after a receipt") in out
 
 
 def test_each_layer_crashes_any_subject(monkeypatch, capsys):
@@ -328,4 +430,4 @@ def test_each_layer_crashes_any_subject(monkeypatch, capsys):
         monkeypatch.setitem(crash_command.LAYERS, name, replace(entry, make=make))
     assert crash(capsys, "--subject", "naive", "--runs", "1").status == 0
     assert crash(capsys, "--layer", "L2..L3", "--runs", "1").status == 0
-    assert made == [("L2", "naive"), ("L3", "naive"), ("L4", "naive"), ("L2", "ours"), ("L3", "ours")]
+    assert made == [("L2", "naive"), ("L3", "naive"), ("L4", "naive"), ("L6", "naive"), ("L2", "ours"), ("L3", "ours")]
