@@ -57,7 +57,7 @@ their number for every instant of the recording, including the crash:
 
 \b
 Your cursor, or ours, under SIGKILL at any system call and under power cuts:
-  ackstate crash --subject "python3 my_cursor.py" --budget 10s
+  ackstate crash --subject my_cursor:MyCursor --budget 10s
 
 \b
 Show the contents of a store, and check that every cursor in it opens:
