@@ -307,7 +307,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Return sums over all layers, and each layer with its failures; arguments as of `remarks`."""
     sums = ("runs", "cycles", "lost_durable", "invented", "gauge_mismatch", "failed_runs", "seconds")
-    layers = [
+    layers: list[dict[str, Any]] = [
         {"layer": name, "verdict": seen[name].verdict(untested[name]), "cycles_per_second": _rate(each)}
         | asdict(each)
         | {"untested": untested[name]}
@@ -387,7 +387,7 @@ def read_failures(path: Path) -> tuple[str, dict[str, int]]:
 def repeated(layer: Layer, seed: int) -> Layer:
     """Return a layer that repeats the run of one seed until it breaks a promise: a crash may need several attempts."""
 
-    def again(_: int) -> Iterator[RunOutcome]:
+    def again(first_seed: int) -> Iterator[RunOutcome]:  # noqa: ARG001 - of a layer
         is_broken = False
         while not is_broken:
             with closing(layer(seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
