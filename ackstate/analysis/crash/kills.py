@@ -109,9 +109,10 @@ class CallKill:
         self._how = ""
 
     def prepare(self) -> None:
-        # What is lost by a receipt that came too early is written right after it.
+        # What is lost by a receipt that came too early is written right after it. Early turns, which most processes have.
         if self._turn_count and self._chance.random() < _AT_A_TURN_SHARE:
-            self._tracer.begin(NEVER, kill_at_turn=self._chance.randint(1, self._turn_count))
+            turn = self._chance.randint(1, self._chance.randint(1, self._turn_count))
+            self._tracer.begin(NEVER, kill_at_turn=turn)
             return
         if not self._left:
             self._left = list(range(1, self._call_count + 1))
