@@ -11,13 +11,14 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ackstate.analysis.crash import power_cuts as power_cuts_layer
 from ackstate.analysis.crash.kills import kills
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.power_cuts import power_cuts
-from ackstate.analysis.crash.shim import compiled, environment, loaded
 from crash.crash_states import crash_states
 from crash.damage import damage
 from crash.schedules import schedules
+from crash.shim import compiled, environment, loaded
 from crash.system_calls import system_calls
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
@@ -55,11 +56,11 @@ def main(arguments=None):
     """Run the cells that are asked for; 1 if a bug is killed by no layer, or the product by one."""
     options = _options(arguments)
     if {"L2", "L4"} & set(options.layers) and loaded() is None:
-        # Calls are counted by a library that must be there when a process starts. L4 would start one that has it, in
-        # which no bug is planted.
+        # Calls are counted, and names recorded, by a library that must be there when a process starts.
         with tempfile.TemporaryDirectory(prefix="ackstate-museum-") as directory, suppress(LayerSkippedError):
             command = [sys.executable, "-P", "-m", "museum.matrix", *sys.argv[1:]]
             return subprocess.run(command, env=environment(compiled(Path(directory))), check=False).returncode
+    power_cuts_layer.names = loaded()
     exhibits = {exhibit.name: exhibit for exhibit in EXHIBITS}
     measured = MEASURED
     if options.out:

@@ -109,7 +109,7 @@ class CallKill:
         self._how = ""
 
     def prepare(self) -> None:
-        # What is lost by a receipt that came too early is written right after it. Early turns, which most processes have.
+        # A receipt that came too early is followed by its write. Most processes have the early turns.
         if self._turn_count and self._chance.random() < _AT_A_TURN_SHARE:
             turn = self._chance.randint(1, self._chance.randint(1, self._turn_count))
             self._tracer.begin(NEVER, kill_at_turn=turn)

@@ -222,13 +222,13 @@ def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
     pid = os.fork()
     if pid == 0:
         here.close()
-        work_apart(make, there, parent_pid)
+        _work_apart(make, there, parent_pid)
     there.close()
-    yield from items_of(here, pid)
+    yield from _items_of(here, pid)
 
 
-def items_of(here: Connection, pid: int) -> Iterator[Any]:
-    """Request items from a process in `work_apart` until there are no more; end the process with this iterator."""
+def _items_of(here: Connection, pid: int) -> Iterator[Any]:
+    """Request items from a process in `_work_apart` until there are no more; end the process with this iterator."""
     try:
         while True:
             # A process that has ended answers with the end of the pipe below.
@@ -248,7 +248,7 @@ def items_of(here: Connection, pid: int) -> Iterator[Any]:
         _reap(pid)
 
 
-def work_apart(make: Callable[[], Iterator[object]], there: Connection, parent_pid: int) -> NoReturn:
+def _work_apart(make: Callable[[], Iterator[object]], there: Connection, parent_pid: int) -> NoReturn:
     """Make items in a child process with private mounts, and end as it ends: two harnesses must not continue from here.
 
     The child does the work, because the creator of a process namespace is not in it.

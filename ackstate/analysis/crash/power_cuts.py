@@ -3,35 +3,29 @@
 Each run has its own disk, with mount options drawn from the seed, and several processes on it. Recoveries are cut, too:
 some while they run, some after they have reported.
 
-Another loss is simulated: ext4 writes all names with the next sync of any file, with any mount options, so a missing
-sync of a directory costs nothing there. For a subject in Python, if this process was started with the fault shim
-(`ackstate.analysis.crash.shim`), every name in an unsynced directory is removed.
+ext4 writes all names with the next sync of any file, with any mount options, so a missing sync of a directory costs
+nothing there. L6 finds it (`ackstate.analysis.crash.traced_disk`); so does this layer if our own tests set `names`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
-from ackstate.analysis.crash.layer import LayerSkippedError, ProcessLayer, RunSize, scratch_directory
-from ackstate.analysis.crash.loop_disk import LoopDisk, items_of, with_private_mounts, work_apart
+from ackstate.analysis.crash.layer import ProcessLayer, RunSize
+from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
 from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.runs import CrashTiming
-from ackstate.analysis.crash.serve import is_class_name
-from ackstate.analysis.crash.shim import NEVER, Action, CallFault, compiled, environment, loaded
 from ackstate.analysis.crash.traced_disk import losses, snapshot
 from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
@@ -56,22 +50,24 @@ _EARLY_S = 0.02
 _READ_S = 1.0
 
 
-def power_cuts(first_seed: int, *, subject: str = "ours") -> Generator[RunOutcome]:
-    """Run the layer on a subject by its name; see `subject_launch`.
+class UnsyncedNames(Protocol):
+    """Records the names that processes create below a directory, and removes those whose directory was not synced."""
 
-    For a subject in Python, a worker started with the fault shim runs the layer, if the shim compiles.
-    """
-    launch = subject_launch(subject)
-    if loaded() is None and is_class_name(subject):
-        with scratch_directory("power-shim") as directory:
-            try:
-                library = compiled(directory)
-            except LayerSkippedError:
-                pass
-            else:
-                yield from _cuts_with_shim(library, first_seed, subject)
-                return
-    yield from power_cuts_of(launch)(first_seed)
+    def record_names(self, disks: Path) -> None:
+        """Record those of this process from now on."""
+        ...
+
+    def take_names_back(self) -> int:
+        """Undo the creations and renames that were not synced; return their number."""
+        ...
+
+
+names: UnsyncedNames | None = None
+
+
+def power_cuts(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
+    """Run the layer on a subject by its name; see `subject_launch`."""
+    return power_cuts_of(subject_launch(subject))(first_seed)
 
 
 def power_cuts_of(
@@ -100,25 +96,12 @@ def _layer(launch: Launch, mount_options: Sequence[str] = MOUNT_OPTIONS, size: R
 
 def _runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
     """Yield the runs; names created by the children forked meanwhile are recorded."""
-    if shim := loaded():
-        disks = Path(tempfile.gettempdir()).resolve()
-        os.register_at_fork(after_in_child=partial(shim.arm, disks, CallFault(NEVER, Action.FAIL)))
+    if names is not None:
+        os.register_at_fork(after_in_child=partial(names.record_names, Path(tempfile.gettempdir()).resolve()))
     with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
         disk.cut_power()
         disk.power_on()
     yield from layer(first_seed)
-
-
-def _cuts_with_shim(library: Path, first_seed: int, subject: str) -> Iterator[RunOutcome]:
-    here, there = Pipe()
-    os.set_inheritable(there.fileno(), True)
-    arguments = [str(os.getpid()), str(there.fileno()), str(first_seed), subject]
-    # Without -P, a directory in the current one could shadow our packages. Its output must not mix with ours.
-    command = [sys.executable, "-P", "-m", "ackstate.analysis.crash.power_cuts", *arguments]
-    quiet = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-    worker_pid = os.posix_spawn(sys.executable, command, environment(library), file_actions=quiet)
-    there.close()
-    yield from items_of(here, worker_pid)
 
 
 @final
@@ -182,11 +165,6 @@ class PowerCut:
         # Most processes fail on a dead disk and report it: too late to count.
         process.last_words()
         self._disk.power_on()
-        if shim := loaded():
-            shim.take_names_back()
+        if names is not None:
+            names.take_names_back()
         self._losses = losses(before, snapshot(directory))
-
-
-if __name__ == "__main__":
-    _layer_of_subject = _layer(subject_launch(sys.argv[4]))
-    work_apart(partial(_runs, _layer_of_subject, int(sys.argv[3])), Connection(int(sys.argv[2])), int(sys.argv[1]))

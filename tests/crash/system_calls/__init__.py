@@ -27,19 +27,19 @@ from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory, shortest
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome, gravest, with_story
-from ackstate.analysis.crash.shim import NEVER, Action, CallFault, loaded
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.stores.sqlite import SqliteStore
 from crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
 from crash.quiet import quiet
+from crash.shim import NEVER, Action, CallFault, loaded
 from crash.steps import LEDGERS
 from crash.system_calls.program import FaultedProgram, ProgramLog, Setting, script
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ackstate.analysis.crash.shim import FaultShim, SystemCall
+    from crash.shim import FaultShim, SystemCall
 
 _PROGRAM_S_MAX = 30
 # In one of this many attempts, the recovery is killed as well, and another one must succeed.

@@ -18,15 +18,15 @@ from pathlib import Path
 from signal import SIGKILL
 
 import crash.system_calls
+from ackstate.analysis.crash import power_cuts
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.power_cuts import power_cuts_of
 from ackstate.analysis.crash.process import subject_launch
-from ackstate.analysis.crash.shim import Action, CallFault, loaded
 from ackstate.cursor import persist
 from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite_connection import SqliteConnection
+from crash.shim import Action, CallFault, loaded
 from crash.steps import Step, StepKind
 from crash.system_calls import SYSCALL_FAULTS, SyscallFault, faulted_runs
 from crash.system_calls.program import Script
@@ -291,7 +291,8 @@ def clean():
 
 def cuts_of(count):
     found = []
-    with closing(power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
+    power_cuts.names = loaded()
+    with closing(power_cuts.power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
         for outcome in islice(outcomes, count):
             found.append(asdict(outcome))
             if outcome.broken:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import closing, suppress
 from itertools import islice
 
 import pytest
 
-from ackstate.analysis.crash import loop_disk, shim
-from ackstate.analysis.crash.layer import LayerSkippedError, RunSize, fast_parent
+from ackstate.analysis.crash.layer import RunSize
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.power_cuts import power_cuts, power_cuts_of
+from ackstate.analysis.crash.power_cuts import power_cuts_of
 from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.stores import sqlite_database
@@ -89,20 +87,6 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync():
         closing(power_cuts_of(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes,
     ):
         assert any(outcome.broken for outcome in islice(outcomes, 3))
-
-
-@pytest.mark.root
-@pytest.mark.slow
-def test_a_worker_with_the_shim_cuts_the_power_under_subjects_by_name(monkeypatch):
-    with closing(power_cuts(3, subject="naive")) as outcomes:
-        outcome = next(outcomes)
-    assert (outcome.seed, bool(outcome.broken)) == (3, True)
-    assert not list(fast_parent().glob(f"ackstate-power-shim-{os.getpid()}-*"))
-    # Where there is no compiler, the layer runs here.
-    monkeypatch.setattr(shim.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(loop_disk, "_mkfs", lambda: None)
-    with pytest.raises(LayerSkippedError, match=r"mkfs\.ext4"):
-        next(power_cuts(3, subject="naive"))
 
 
 class Synced(NaiveSubject):

@@ -10,8 +10,8 @@ import pytest
 
 from ackstate.analysis.crash import shim as fault_shim
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.shim import compiled, environment
 from crash import PATHS
+from crash.shim import compiled, environment
 from crash.system_calls import system_calls
 
 PROCESS = Path(__file__).with_name("process_with_shim.py")
