@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash import shim as fault_shim
 from ackstate.analysis.crash.layer import LayerSkippedError
 from crash import PATHS
+from crash import shim as fault_shim
 from crash.shim import compiled, environment
 from crash.system_calls import system_calls
 
