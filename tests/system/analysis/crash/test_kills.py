@@ -322,7 +322,8 @@ def frames():
     return [f"|     at frame {number} \\x1b[2J" for number in range(20, 30)]
 
 
-def test_the_last_ten_lines_of_standard_error_are_in_the_story(tmp_path, capsys):
+def test_the_last_ten_lines_of_standard_error_are_in_the_story(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "subject.py").write_text(TRACING.replace("WHEN", "2"))
     command = f"{sys.executable} -S {tmp_path / 'subject.py'}"
     status, out, _ = run(capsys, "crash", "--layer", "L3", "--subject", command, "--runs", "2")
