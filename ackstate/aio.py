@@ -580,12 +580,12 @@ class AsyncSubscription:
             self._topic._waiting.add(self._persisted)
             await self._persisted.wait()
 
-    async def nack(self, position: Position, *, delay_ms: int = 0) -> bool:
+    async def nack(self, position: Position, *, delay_ms: int | None = None) -> bool:
         """Give a message back; see `Subscription.nack`."""
         async with self._topic.alone:
             return self.subscription.nack(position, delay_ms=delay_ms)
 
-    async def nack_many(self, positions: Iterable[Position], *, delay_ms: int = 0) -> int:
+    async def nack_many(self, positions: Iterable[Position], *, delay_ms: int | None = None) -> int:
         """Give messages back; see `Subscription.nack_many`."""
         async with self._topic.alone:
             return self.subscription.nack_many(positions, delay_ms=delay_ms)

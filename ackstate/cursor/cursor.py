@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.checks import check_count, member
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.formats import INTERNAL_PREFIX, Repair, reopened
+from ackstate.cursor.formats import INTERNAL_PREFIX, Format, Repair, reopened
 from ackstate.cursor.journal import Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
 from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.recovery import StoredCursor
     from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
     from ackstate.stores.base import Store
+    from ackstate.wire.native import DeliveryCounts
 
 _ACCEPTED = ReceiptStatus.ACCEPTED  # cached: the lookup of an enum's member is slow
 _NO_ENTRIES: Mapping[int, BitMap] = MappingProxyType({})  # of a receipt that need not list them
@@ -119,6 +120,7 @@ class ManagedCursor:
         self._opened = object()  # identifies this opening of the cursor in its receipts
         self._names_entries = self._persister.may_hold_back  # whether a receipt must list its entries
         self._counts_batches = config.batch_index_acks
+        self._counts_deliveries = config.format is Format.NATIVE
         self.check_open = self._persister.check_open
         self.reader = EntryReader(self._state, lock=self.lock, check_open=self.check_open)
         self.view = CursorView(self._persister)
@@ -193,7 +195,10 @@ class ManagedCursor:
         if not form.has_deltas:
             content = reopened(content, state.ledgers)
         is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
-        state.restore(content.mark_delete, content.deleted, batch=content.batch, properties=content.properties)
+        state.restore(
+            content.mark_delete, content.deleted, batch=content.batch, properties=content.properties,
+            counts=content.counts,
+        )  # fmt: skip
         if is_changed or found.form.name is not form.name:
             state.changed()  # A cursor in another format is converted by its next persist.
         if is_changed:
@@ -342,6 +347,15 @@ class ManagedCursor:
             if position in self._state.batch:
                 return self._receipt(newly_acked, batch=position)
             return self._receipt(newly_acked, entries=_named(position))
+
+    def count_deliveries(self, counts: DeliveryCounts) -> None:
+        """Keep how often unacked messages were sent, and until when each waits; the next persist writes it.
+
+        In Pulsar's format, which has no place for them, they are not kept.
+        """
+        if counts and self._counts_deliveries:
+            with self.lock:
+                self._state.count(counts)
 
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.

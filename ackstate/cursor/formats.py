@@ -93,6 +93,7 @@ class CursorState(NamedTuple):
     deleted: DeletedRanges  # acked entries above it; must not be changed
     batch: BatchIndexes  # partly acked batches; must not be changed
     properties: Mapping[str, int]  # the properties of the latest mark-delete
+    counts: native.DeliveryCounts = native.NO_COUNTS  # of unacked messages; in Pulsar's format none are kept
 
     @property
     def highest(self) -> Position:
@@ -163,10 +164,10 @@ class NativeFormat:
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:
         # The fields as they are: a `Record` of them would take as long to make as they take to encode.
         kind = RecordKind.DELTA if sequence else RecordKind.SNAPSHOT
-        mark_delete, deleted, batch, properties = content
+        mark_delete, deleted, batch, properties, counts = content
         batches = batch.items() if batch.by_ledger else ()
         return native.encode_parts(
-            RecordFields(kind, epoch, sequence, chain, mark_delete, deleted.bitmaps(), properties, batches)
+            RecordFields(kind, epoch, sequence, chain, mark_delete, deleted.bitmaps(), properties, batches, counts)
         )
 
     chain = staticmethod(native.checksum)
@@ -210,13 +211,13 @@ class NativeFormat:
 
 
 def _snapshot_of(content: CursorState, *, epoch: int) -> Record:
-    mark_delete, deleted, batch, properties = content
-    return Record(RecordKind.SNAPSHOT, epoch, 0, 0, mark_delete, deleted, properties, batch)
+    mark_delete, deleted, batch, properties, counts = content
+    return Record(RecordKind.SNAPSHOT, epoch, 0, 0, mark_delete, deleted, properties, batch, counts)
 
 
 def content_of(record: Record) -> CursorState:
     """Return the content of a record."""
-    return CursorState(record.mark_delete, record.deleted, record.batch, record.properties)
+    return CursorState(record.mark_delete, record.deleted, record.batch, record.properties, record.counts)
 
 
 def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bool = False) -> DecodedJournal:
@@ -265,6 +266,7 @@ class _Folded:
         self._added: dict[int, BitMap] = {}
         self._batch: dict[Position, tuple[int, ...]] = {}
         self._properties: Mapping[str, int] = {}
+        self._counts: dict[Position, tuple[int, int]] = {}
 
     def add(self, encoded: bytes) -> None:
         """Add the next record."""
@@ -303,7 +305,14 @@ class _Folded:
         for position, unacked_words in self._batch.items():
             if position > mark_delete and position not in deleted:
                 batch.ack(position, unacked_words)
-        return CursorState(mark_delete, deleted, batch, self._properties)
+        if not self._counts:
+            return CursorState(mark_delete, deleted, batch, self._properties)
+        counts = {
+            position: count
+            for position, count in self._counts.items()
+            if count[0] and position > mark_delete and position not in deleted
+        }
+        return CursorState(mark_delete, deleted, batch, self._properties, counts)
 
     def _join(self, parts: RecordFields, bitmaps: dict[int, BitMap]) -> None:
         for ledger_id, acked in parts.bitmaps:
@@ -312,6 +321,7 @@ class _Folded:
             held = self._batch.get(position, unacked_words)
             # Words that one of them lacks are 0: all of those messages are acked.
             self._batch[position] = tuple(map(and_, held, unacked_words))
+        self._counts |= parts.counts
 
     def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
         epoch, sequence, _, _ = self.place
@@ -361,7 +371,7 @@ class PulsarFormat:
     compression_bytes_min: int = COMPRESSION_THRESHOLD_BYTES  # a record of this size or less is not
 
     def encode_entry(self, content: CursorState, *, epoch: int, sequence: int, chain: int) -> bytes:  # noqa: ARG002
-        return encode_position_info(PositionInfo(*content), form=self.range_form)
+        return encode_position_info(PositionInfo(*content[:4]), form=self.range_form)
 
     def chain(self, encoded: bytes) -> int:  # noqa: ARG002
         return 0
@@ -405,7 +415,7 @@ class PulsarFormat:
             term=record.term,
         )
         if record.content is not None:
-            mark_delete, deleted, batch, properties = record.content
+            mark_delete, deleted, batch, properties, _ = record.content
             info = replace(info, mark_delete=mark_delete, deleted=deleted, batch=batch, properties=properties)
         return encode_cursor_info(info, compression=self.compression, threshold_bytes=self.compression_bytes_min)
 

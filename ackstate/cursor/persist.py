@@ -26,6 +26,7 @@ from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.errors import AckStateError, CorruptStateError, CursorClosedError
 from ackstate.position import Position
 from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError, call_each
+from ackstate.wire.native import NO_COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -246,7 +247,7 @@ class Round:
             covered = persister.state.end_persist(taken)
             if persister.listeners.of_changes:
                 persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
-            if taken.cut_count or taken.batch_cut_count:
+            if taken.cut_count or taken.batch_cut_count or taken.count_cut_count:
                 self._note_truncation()
             else:
                 persister.is_truncated = False
@@ -257,7 +258,7 @@ class Round:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
                 plan.target, byte_count, covered, taken.mark_delete, taken.held_count,
-                taken.cut_count, taken.batch_cut_count,
+                taken.cut_count, taken.batch_cut_count, taken.count_cut_count,
             )  # fmt: skip
 
     def abandon(self) -> None:
@@ -288,8 +289,9 @@ class Round:
             persister.is_truncated = True
             persister.counters["truncation_count"] += 1
             _LOG.warning(
-                "%s: limits leave %d acked messages and %d partly acked batches out of the durable state",
-                persister.journal.path, taken.cut_count, taken.batch_cut_count,
+                "%s: limits leave %d acked messages, %d partly acked batches and %d delivery counts out of the durable"
+                " state",
+                persister.journal.path, taken.cut_count, taken.batch_cut_count, taken.count_cut_count,
             )  # fmt: skip
 
 
@@ -456,16 +458,17 @@ class Persister:
             return self._whole(PersistTarget.SNAPSHOT, taken)
         if not self.journal.form.has_deltas:
             return self._whole(PersistTarget.WHOLE, taken)
-        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties)
+        counts = NO_COUNTS if self.state.counts is None else self.state.counts.changes()
+        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties, counts)
         return Plan(PersistTarget.DELTA, content, taken)
 
     def plan_metadata(self, up_to: Position) -> Plan:
         """Plan as much of the whole state as the metadata store has room for."""
         # `PayloadTooLargeError`: the durable acks would not fit, or receipts could not name the excluded ones.
-        limits = self._config.metadata_limits
+        limits, count_max = self._config.metadata_limits, None
         while True:
             durable_count = self.state.durable_count
-            taken = self._take(up_to, limits)
+            taken = self._take(up_to, limits, count_max=count_max)
             plan = self._whole(PersistTarget.METADATA, taken)
             deleted = plan.content.deleted
             size = len(self.journal.encode_record(plan.content))
@@ -474,6 +477,9 @@ class Persister:
             if fits and is_within and taken.acked_count >= durable_count:
                 return plan
             self.state.withdraw_persist()
+            if plan.content.counts and not fits:
+                count_max = len(plan.content.counts) // 2
+                continue
             if fits or not is_within or not deleted.range_count or not self.may_hold_back:
                 raise PayloadTooLargeError(
                     f"{self.journal.path}: {size} bytes and {deleted.range_count} ranges are durable or must become"
@@ -495,14 +501,17 @@ class Persister:
         state.withdraw_persist()
         return None
 
-    def _take(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
+    def _take(self, up_to: Position, limits: PersistLimits, *, count_max: int | None = None) -> Unpersisted:
         # Only what is held back or cut off can exceed it.
         record_bytes_max = self.listeners.record_bytes_max() if self.may_hold_back else None
-        return self.state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
+        return self.state.begin_persist(
+            up_to=up_to, limits=limits, record_bytes_max=record_bytes_max, count_max=count_max
+        )  # fmt: skip
 
     def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
         deleted, batch = self.state.whole()
-        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties), taken)
+        counts = NO_COUNTS if self.state.counts is None else self.state.counts.written
+        return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties, counts), taken)
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:
         journal, config = self.journal, self._config

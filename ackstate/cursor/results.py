@@ -75,6 +75,7 @@ class PersistResult(NamedTuple):
         messages_held_back: Acked messages that it left for later, because they are young.
         messages_cut: Acked messages that the range limit left out of it.
         batches_cut: Partly acked batches that the limit on them left out of it.
+        counts_cut: Delivery counts that it left out: the range limit, or the metadata store, had no room for them.
     """
 
     route: PersistTarget
@@ -84,6 +85,7 @@ class PersistResult(NamedTuple):
     messages_held_back: int = 0
     messages_cut: int = 0
     batches_cut: int = 0
+    counts_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_byt
 from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
+from ackstate.wire.native import NO_COUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ackstate.cursor.config import PersistLimits
     from ackstate.cursor.results import Receipt
     from ackstate.ledger_map import LedgerMap
+    from ackstate.wire.native import DeliveryCounts
 
 # A bulk operation takes as long as this many single ones.
 _FEW_MAX = 8
@@ -438,6 +440,42 @@ class UnpersistedBatches:
         assert self.cut <= self._unwritten
 
 
+@final
+class CountedDeliveries:
+    """How often unacked messages were sent, but for first deliveries; acked ones leave with the next write."""
+
+    def __init__(self, known: dict[Position, tuple[int, int]]) -> None:
+        self._known = known
+        self._durable: DeliveryCounts = known.copy()  # of the records that a recovery reads
+        self.written = self._durable
+        """All that is durable after the write under way, or after the last one."""
+        self._acked: list[Position] = []
+
+    def begin_write(self, is_acked: Callable[[Position], bool], count_max: int | None) -> int:
+        """Choose what is durable after the write, the most delivered first; return how many it leaves out."""
+        # `is_acked`: whether an entry is acked in the record.
+        self._acked = [position for position in self._known if is_acked(position)]
+        self.written = {position: self._known[position] for position in self._known.keys() - set(self._acked)}
+        cut_count = 0 if count_max is None else max(0, len(self.written) - count_max)
+        if cut_count:
+            kept = sorted(self.written.items(), key=lambda each: (-each[1][0], each[0]))[:count_max]
+            self.written = dict(kept)
+        return cut_count
+
+    def changes(self) -> DeliveryCounts:
+        """Return what a delta adds; 0 for a count that was durable and is left out."""
+        left_out = self._durable.keys() - self.written.keys() - set(self._acked)
+        changed = {each: count for each, count in self.written.items() if self._durable.get(each) != count}
+        return dict.fromkeys(left_out, (0, 0)) | changed
+
+    def end_write(self) -> None:
+        """Note that it was written."""
+        self._durable = self.written
+        for position in self._acked:
+            del self._known[position]
+        self._acked = []
+
+
 class Unpersisted(NamedTuple):
     """The acks that one persist is to make durable, all of one instant."""
 
@@ -451,6 +489,7 @@ class Unpersisted(NamedTuple):
     held_count: int  # how many acked messages are excluded as young
     cut_count: int  # how many acked messages the range limit excludes
     batch_cut_count: int  # how many partly acked batches the limit on batches excludes
+    count_cut_count: int  # how many delivery counts have no room beside them
 
 
 @final
@@ -470,6 +509,9 @@ class CursorAckState:
         self.properties: Mapping[str, int] = {}
         self.unpersisted = UnpersistedAcks()
         self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
+        # Also of messages that were acked since the last persist; one object as long as the cursor is open.
+        self.delivery_counts: dict[Position, tuple[int, int]] = {}
+        self.counts: CountedDeliveries | None = None  # until there is one
         # Invariant: durable <= acked.
         self.durable_count = 0
         # Rises with every acked message, and with every other change. Invariant: void, durable <= accepted. Receipts
@@ -608,8 +650,20 @@ class CursorAckState:
         self.changed(changed)
         return newly_acked, changed
 
+    def count(self, counts: DeliveryCounts) -> None:
+        """Keep how often unacked messages were sent, and until when they wait; the next persist writes it."""
+        self.counts = self.counts or CountedDeliveries(self.delivery_counts)
+        self.delivery_counts.update(counts)
+        self.changed()
+
     def restore(
-        self, mark_delete: Position, deleted: DeletedRanges, *, batch: BatchIndexes, properties: Mapping[str, int]
+        self,
+        mark_delete: Position,
+        deleted: DeletedRanges,
+        *,
+        batch: BatchIndexes,
+        properties: Mapping[str, int],
+        counts: DeliveryCounts = NO_COUNTS,
     ) -> None:
         """Start, before any ack, from a durable state, whose sets are given away, without entries lost by the log."""
         # No number may count these. A state beyond the end of the log raises `InvalidPositionError`.
@@ -620,6 +674,9 @@ class CursorAckState:
         self.mark_delete = self.persisted_mark_delete = mark_delete
         self.deleted, self.batch, self.properties = deleted, batch, properties
         self.unpersisted_batches = UnpersistedBatches(batch, self.unpersisted)
+        if counts:
+            self.delivery_counts |= {each: count for each, count in counts.items() if each in self.ledgers}
+            self.counts = CountedDeliveries(self.delivery_counts)
         self._advance_mark_delete()
 
     def begin_reset(self, mark_delete: Position) -> None:
@@ -638,6 +695,8 @@ class CursorAckState:
         self.deleted, self.batch = DeletedRanges(), BatchIndexes()
         self.unpersisted = UnpersistedAcks()
         self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
+        self.delivery_counts.clear()
+        self.counts = None
         self.durable_count = self.acked_count
         self.void_number = self.accepted_number
         self.changed()
@@ -649,6 +708,7 @@ class CursorAckState:
         up_to: Position = EVERYTHING,
         limits: PersistLimits = UNLIMITED,
         record_bytes_max: int | None = None,
+        count_max: int | None = None,
     ) -> Unpersisted:
         """Take all acks that are not durable, as of now, but for those above `up_to` or beyond a limit."""
         # The mark-delete position is never held back. To keep `unpersisted_record_bytes` within `record_bytes_max`,
@@ -661,11 +721,17 @@ class CursorAckState:
             held_count, cut_count = len(unpersisted.held), len(unpersisted.cut)
             self.durable_count -= len(unpersisted.displaced)
         batch = self.unpersisted_batches.begin_write(limits.batch_count_max)
+        count_cut_count = 0
+        if self.counts is not None:
+            if limits.range_count_max is not None:  # Ranges come first.
+                room = max(0, limits.range_count_max - self.deleted.range_count)
+                count_max = room if count_max is None else min(room, count_max)
+            count_cut_count = self.counts.begin_write(self._is_written, count_max)
         return Unpersisted(
             self.mark_delete, unpersisted.in_flight, self.properties, batch,
             acked_count=self.acked_count - cut_count - held_count, number=self.accepted_number,
             durable_count=durable_count, held_count=held_count, cut_count=cut_count,
-            batch_cut_count=len(self.unpersisted_batches.cut),
+            batch_cut_count=len(self.unpersisted_batches.cut), count_cut_count=count_cut_count,
         )  # fmt: skip
 
     def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
@@ -675,6 +741,11 @@ class CursorAckState:
             content.difference_update(ranges)
         return content, self.unpersisted_batches.whole()
 
+    def _is_written(self, position: Position) -> bool:
+        """Return whether the persist under way makes an entry durably acked."""
+        is_excluded = not self.unpersisted.nothing_held_back and self.unpersisted.excludes(position)
+        return position <= self.mark_delete or (position in self.deleted and not is_excluded)
+
     def end_persist(self, written: Unpersisted) -> int:
         """Count the acks of `begin_persist` as durable; return the change, negative if more were displaced."""
         self.durable_count = written.acked_count
@@ -683,6 +754,8 @@ class CursorAckState:
         self.resets_begun.clear()
         self.unpersisted.end_write(written.mark_delete)
         self.unpersisted_batches.end_write()
+        if self.counts is not None:
+            self.counts.end_write()
         return written.acked_count - written.durable_count
 
     def abandon_persist(self) -> None:

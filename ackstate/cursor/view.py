@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.results import Receipt
     from ackstate.cursor.state import CursorAckState
     from ackstate.deleted_ranges import DeletedRanges
+    from ackstate.wire.native import DeliveryCounts
 
 
 @final
@@ -103,6 +104,8 @@ class AckView:
         self._state = state
         self._ledgers = state.ledgers
         self._lock = lock or threading.RLock()  # held for several answers of one instant
+        self.delivery_counts: DeliveryCounts = state.delivery_counts
+        """How often messages were sent, also some that are acked: to be read, not changed."""
 
     @property
     def batch(self) -> BatchIndexes:

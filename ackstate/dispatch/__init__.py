@@ -17,6 +17,7 @@ from ackstate.dispatch.options import (
     DeadLetterPolicy as DeadLetterPolicy,
     Delivery as Delivery,
     DispatchRound as DispatchRound,
+    RetryPolicy as RetryPolicy,
     Start as Start,
     StartTime as StartTime,
     SubscriptionOptions,

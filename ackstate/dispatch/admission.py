@@ -108,6 +108,10 @@ class Deliveries:
         """Return the messages of a consumer, in the order they were sent."""
         return list(self._of.get(consumer, ()))
 
+    def counts(self) -> dict[Position, tuple[int, int]]:
+        """Return how often each message was sent, and that it waits for no time."""
+        return {position: (sent.delivery_count, 0) for position, sent in self._sent.items()}
+
     def unacked_of(self, consumer: str) -> int:
         return self._unacked_of.get(consumer, 0)
 

@@ -69,6 +69,8 @@ class HoleReport:
         consumers: The consumers that have messages of it, each once, sorted.
         deliver_at_ms: When the last of its messages that are delayed is due; None if none is known to be.
         delivery_count: How often the most delivered of its messages was sent; None if that is not known.
+        next_delivery_ms: When the first of its messages that wait after they were given back is sent again; None if
+            none does. `detail` says what happens after that.
         cost_bytes: How many bytes of the ack record exist because of it.
         freed_bytes: How many acking the whole of it frees; below 0 it adds some.
         freed_ranges: The same in ranges.
@@ -84,6 +86,7 @@ class HoleReport:
     consumers: tuple[str, ...]
     deliver_at_ms: int | None
     delivery_count: int | None
+    next_delivery_ms: int | None
     cost_bytes: int
     freed_bytes: int
     freed_ranges: int
@@ -117,8 +120,11 @@ def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
     return [*lowest, *most][:top]
 
 
-def live_report(hole: AckHole, log: ReadableLog, look: Callable[[Position], Look], *, now_ms: int) -> HoleReport:
+def live_report(
+    hole: AckHole, log: ReadableLog, look: Callable[[Position], Look], *, deliveries_max: int | None, now_ms: int
+) -> HoleReport:
     """Explain a hole of a running subscription; `look` returns where an unacked message is."""
+    # `deliveries_max`: after so many a message is a dead letter.
     looks = list(map(look, _sample(hole)))
     reasons = Counter(each.reason for each in looks)
     why = max(reasons, key=lambda reason: reasons[reason])
@@ -131,7 +137,8 @@ def live_report(hole: AckHole, log: ReadableLog, look: Callable[[Position], Look
     until = max((each.until_ms for each in alike if each.until_ms is not None), default=None)
     detail = {
         HoleReason.IN_FLIGHT: f"in flight with {names}",
-        HoleReason.NACKED: f"given back by {names}" + ("" if until is None else f", not to be sent before {until} ms"),
+        HoleReason.NACKED: f"given back by {names or 'a consumer'}"
+        + ("" if until is None else f", not to be sent before {until} ms"),
         HoleReason.OWNER_GONE: f"its consumer {names} is gone",
         HoleReason.DELAYED: f"delayed until {until} ms",
     }.get(why, why.value)
@@ -139,6 +146,11 @@ def live_report(hole: AckHole, log: ReadableLog, look: Callable[[Position], Look
         of = f"{len(looks)}" if len(looks) == hole.entry_count else f"{len(looks)} looked at, of {hole.entry_count},"
         detail = f"{len(alike)} of {of} messages: {detail}"
     most_delivered = max(each.delivery_count for each in looks)
+    if most_delivered:
+        detail += f"; sent {most_delivered} times"
+        if deliveries_max is not None:
+            left = max(0, deliveries_max - most_delivered)
+            detail += "; it is a dead letter" + (f" after {left} more deliveries" if left else " next")
     return _report(hole, looks, why, detail, first=first, delivery_count=most_delivered, now_ms=now_ms)
 
 
@@ -152,6 +164,7 @@ def _report(  # noqa: PLR0913 - the parts of the report
     delivery_count: int | None = None,
     now_ms: int,
 ) -> HoleReport:
+    retries = [each.until_ms for each in looks if each.until_ms is not None and each.reason is HoleReason.NACKED]
     due_ms = [each.until_ms for each in looks if each.until_ms is not None and each.reason is HoleReason.DELAYED]
     consumers = {each.consumer for each in looks if each.consumer and each.reason is HoleReason.IN_FLIGHT}
     return HoleReport(
@@ -164,6 +177,7 @@ def _report(  # noqa: PLR0913 - the parts of the report
         consumers=tuple(sorted(consumers)),
         deliver_at_ms=max(due_ms, default=None),
         delivery_count=delivery_count,
+        next_delivery_ms=min(retries, default=None),
         cost_bytes=hole.cost_bytes,
         freed_bytes=hole.freed_bytes,
         freed_ranges=hole.freed_ranges,

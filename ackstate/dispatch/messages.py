@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.delay.view import TIME_MS_MAX
 from ackstate.dispatch.explain import HoleReason, Look
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
@@ -554,16 +555,49 @@ class UnackedMessages:
             self._deliveries.uncount(sent)
             count = sent.delivery_count - 1
             reason = HoleReason.OWNER_GONE if count else HoleReason.NEVER_DELIVERED
+            if count:
+                self._cursor.count_deliveries({position: (count, 0)})
             self.put(position, Waiting(reason, count, sent.key))
         self._admission.refresh()
 
-    def give_back(self, positions: Sequence[Position], reason: HoleReason, *, until_ms: int = 0) -> int:
+    def give_back(
+        self, positions: Sequence[Position], reason: HoleReason, *, until_ms: Callable[[int], int] = lambda _: 0
+    ) -> int:
         """Queue messages that were in flight, and return how many those were, the messages of a batch one by one."""
-        completed = self._complete(positions)
+        # `until_ms`: the time before which none is sent again that was sent so many times.
+        completed, counts = self._complete(positions), {}
         for position, sent in completed:
             if not self._cursor.is_acked(position):
-                self.put(position, Waiting(reason, sent.delivery_count, sent.key, sent.consumer, until_ms))
+                time_ms = until_ms(sent.delivery_count)
+                self.put(position, Waiting(reason, sent.delivery_count, sent.key, sent.consumer, time_ms))
+                counts[position] = sent.delivery_count, min(max(time_ms, 0), TIME_MS_MAX)
+        self._cursor.count_deliveries(counts)
         return sum(sent.message_count for _, sent in completed)
+
+    def queue_counted(self, read: list[tuple[Position, Message]], *, now_ms: int) -> list[tuple[Position, Message]]:
+        """Queue those of the messages just read that were sent before the last restart, as they are to be sent first.
+
+        Returns the messages that may be sent now: all, or those before the first one; the reader goes back to the rest.
+        """
+        counts = self._cursor.view.delivery_counts
+        counted = [each for each in read if each[0] in counts]
+        if not counted:
+            return read
+        if self._consumers.is_single_active:  # They are sent in order, so it is the turn of those before it.
+            if counted[0] is not read[0]:
+                return self._unread(read, read.index(counted[0]))
+            counted = counted[:1]
+        for position, message in counted:
+            delivery_count, until_ms = counts[position]
+            key, until_ms = self._consumers.sticky_key(position, message.key), until_ms if until_ms > now_ms else 0
+            self.put(position, Waiting(HoleReason.NACKED, delivery_count, key, until_ms=until_ms))
+        return self._unread(read, 0)
+
+    def _unread(self, read: list[tuple[Position, Message]], count: int) -> list[tuple[Position, Message]]:
+        """Make the reader go back to all but the first `count` of some messages, and return these."""
+        self._cursor.reader.rewind(read[count][0])
+        self.reader.keep(read[count:])
+        return read[:count]
 
     def put(self, position: Position, waiting: Waiting) -> None:
         """Queue a message, unless it is queued or in flight."""
@@ -654,7 +688,9 @@ class UnackedMessages:
             return Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count)
         if self.delayed.is_on and message.deliver_at_ms > now_ms:
             return Look(HoleReason.DELAYED, "", message.deliver_at_ms)
-        return Look(HoleReason.NEVER_DELIVERED)
+        delivery_count, until_ms = self._cursor.view.delivery_counts.get(position, (0, 0))  # before the last restart
+        reason = HoleReason.NACKED if delivery_count else HoleReason.NEVER_DELIVERED
+        return Look(reason, "", until_ms or None, delivery_count)
 
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         self._cursor.view.discard_acked(ledger_id, entries)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ackstate.checks import check_count, integer, member
+from ackstate.checks import LONG_MAX, check_count, check_within, integer, member
 from ackstate.cursor import ManagedCursor
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.limits import DispatchGate
@@ -179,6 +179,49 @@ class DeadLetterPolicy:
             raise ValueError(f"give either hand_over or topic, got {self.hand_over!r} and {self.topic!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a message waits that is given back without a delay of its own, and how often it is sent.
+
+    After its n-th delivery it waits ``min(max_ms, min_ms * multiplier ** (n - 1))`` milliseconds. The journal keeps the
+    time with the number of deliveries: a restart neither forgets nor repeats the wait. A message of a consumer that
+    went away does not wait.
+
+    Attributes:
+        min_ms: The first wait, 1 or more.
+        max_ms: The longest wait, not below `min_ms`.
+        multiplier: How much longer each wait is than the one before, 1 or more.
+        deliveries_max: After so many deliveries it is a dead letter at once, if the `DeadLetterPolicy` allows more;
+            None leaves it to that policy.
+
+    Raises:
+        TypeError: A number is of another type.
+        ValueError: A number is out of range.
+    """
+
+    min_ms: int
+    max_ms: int
+    multiplier: float = 2
+    deliveries_max: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("min_ms", self.min_ms, least=1)
+        check_within("max_ms", self.max_ms, least=self.min_ms, most=LONG_MAX, unit="milliseconds")
+        if isinstance(self.multiplier, bool) or not isinstance(self.multiplier, int | float):
+            raise TypeError(f"multiplier must be a number, got {self.multiplier!r}")
+        if not 1 <= self.multiplier < float("inf"):
+            raise ValueError(f"multiplier must be at least 1 and finite, got {self.multiplier!r}")
+        if self.deliveries_max is not None:
+            check_count("deliveries_max", self.deliveries_max, least=1)
+
+    def wait_ms(self, delivery_count: int) -> int:
+        """Return how long a message waits after its n-th delivery."""
+        try:
+            return int(min(self.max_ms, self.min_ms * self.multiplier ** (delivery_count - 1)))
+        except OverflowError:
+            return self.max_ms
+
+
 def dead_letter(delivery: Delivery, *, topic: str, subscription: str) -> Message:
     """Return the message that is published for a dead letter of a subscription."""
     # Source: ``ConsumerImpl.getPropertiesMap`` of Apache Pulsar.
@@ -209,6 +252,7 @@ class SubscriptionOptions:
 
     Attributes:
         dead_letters: Where messages go that are given back again and again; None redelivers them without end.
+        retries: How long messages wait that are given back without a delay; None sends them again at once.
         promotes_young: Whether acks too young to be persisted are persisted all the same, the oldest first, before
             they would close the gate.
         look_ahead_max: With Key_Shared, how many messages may wait for their consumers before the reader stops.
@@ -218,7 +262,7 @@ class SubscriptionOptions:
 
     Raises:
         TypeError: A number is not an integer, or another field is of another type.
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or the retries have a `deliveries_max` and no dead letters follow it.
     """
 
     dead_letters: DeadLetterPolicy | None = None
@@ -226,6 +270,7 @@ class SubscriptionOptions:
     look_ahead_max: int = 20_000
     turn_entries: int = 20
     round_entries_max: int = 1_000
+    retries: RetryPolicy | None = None
 
     def __post_init__(self) -> None:
         for name in ("look_ahead_max", "turn_entries", "round_entries_max"):
@@ -234,6 +279,18 @@ class SubscriptionOptions:
             raise TypeError(f"promotes_young must be True or False, got {self.promotes_young!r}")
         if self.dead_letters is not None and not isinstance(self.dead_letters, DeadLetterPolicy):
             raise TypeError(f"dead_letters must be a DeadLetterPolicy, got {self.dead_letters!r}")
+        if self.retries is not None and not isinstance(self.retries, RetryPolicy):
+            raise TypeError(f"retries must be a RetryPolicy, got {self.retries!r}")
+        if self.dead_letters is None and self.retries is not None and self.retries.deliveries_max is not None:
+            raise ValueError("deliveries_max needs dead_letters: without them nothing happens after the last delivery")
+
+    @property
+    def deliveries_max(self) -> int | None:
+        """How often a message is sent before it is a dead letter; None for no limit."""
+        if self.dead_letters is None:
+            return None
+        limit = self.dead_letters.max_redelivery_count + 1
+        return min(limit, limit if self.retries is None else self.retries.deliveries_max or limit)
 
 
 def check_same_log(log: TopicLog, cursor: ManagedCursor) -> None:

@@ -101,7 +101,10 @@ class Dispatcher:
         self._turn, self._round_max = options.turn_entries, options.round_entries_max
         self._look_ahead_max = options.look_ahead_max
         self.binds = False  # whether a limit of the ack state kept new messages back the last time
-        self.dead_letters = options.dead_letters
+        self.dead_letters, self.retries, self.deliveries_max = (
+            options.dead_letters, options.retries, options.deliveries_max
+        )  # fmt: skip
+        self._has_met_counted = False  # whether a message that was sent before the last restart was queued
         # Hands a dead letter over, given the present, and returns whether that is done. If not, it is in `begun` until
         # whoever hands it over removes it.
         self.hand_over: Callable[[Delivery, int], bool] = self._call_hand_over
@@ -215,8 +218,18 @@ class Dispatcher:
         if not self._admits_new():
             self._fill_holes()
         else:
-            if self._send_waiting() and not self._holds_order():
-                (self._send_unread_by_key if self._needs_keys else self._send_unread)()
+            passes_left = 1
+            while passes_left:
+                self._has_met_counted = False
+                if self._send_waiting() and not self._holds_order():
+                    (self._send_unread_by_key if self._needs_keys else self._send_unread)()
+                # Then the queued one is sent or, if it waits, those of its key before it: they are queued by the next.
+                passes_left = 2 if self._has_met_counted else passes_left - 1
+            if self._needs_keys and self._cursor.view.delivery_counts and not self._is_refused:
+                self._may_send_more |= any(
+                    each.permits > 0 and each.consumer not in self._refused and self._waiting.ready_for(each.consumer)
+                    for each in self._batches.values()
+                )
             if self._is_refused and self._admission.refused_by in ACK_STATE_RULES:
                 self._fill_holes()
         if due_count or (self.binds and not did_bind):
@@ -384,7 +397,9 @@ class Dispatcher:
                 if unsent := read[sent_count:]:  # The reader reads these again, and all above them.
                     self._cursor.reader.rewind(unsent[0][0])
                     self._reader.keep(unsent)
-            if sent_count < len(read) or self._cursor.reader.position == before or not self._cursor.reader.has_unread:
+            if sent_count < len(read) or self._has_met_counted:
+                return
+            if self._cursor.reader.position == before or not self._cursor.reader.has_unread:
                 return
 
     def _send_unread_by_key(self) -> None:
@@ -406,7 +421,9 @@ class Dispatcher:
                 for share in shares.values():
                     unsent += share
                 self._queue(unsent)
-            if self._is_refused or self._cursor.reader.position == before or not self._cursor.reader.has_unread:
+            if self._is_refused or self._has_met_counted:
+                return
+            if self._cursor.reader.position == before or not self._cursor.reader.has_unread:
                 return
         self._is_held_up = room > 0 and self._cursor.reader.has_unread
 
@@ -446,7 +463,12 @@ class Dispatcher:
                     if positions and passed.has_between(positions[0], positions[-1]):
                         positions = [position for position in positions if position not in passed]
                 read = self._reader.read(self._delayed.to_read(positions, now_ms=now_ms), now_ms=now_ms)
-                return self._delayed.without_early(read, now_ms=now_ms)
+                read = self._delayed.without_early(read, now_ms=now_ms)
+                if not self._cursor.view.delivery_counts:
+                    return read
+                left = self._messages.queue_counted(read, now_ms=now_ms)
+                self._has_met_counted |= left is not read
+                return left
             except BaseException:
                 reader.rewind(before)
                 raise
@@ -500,8 +522,9 @@ class Dispatcher:
             if highest is None or unread > highest[1]:
                 return
             self._queue(self._read_unread(_READ_AHEAD_COUNT, last=highest[1]))
-            if self._cursor.reader.position == unread:
+            if self._cursor.reader.position == unread and not self._has_met_counted:
                 return
+            self._has_met_counted = False
             parts = [(unread, _END)]
 
     def _fill_between(self, first: Position, end: Position, owner: str, batch: Batch) -> Iterator[bool]:
@@ -585,7 +608,7 @@ class Dispatcher:
             self._reader.keep([(position, message)])
             return True
         delivery = self._delivery(position, message, waiting.delivery_count)
-        if self.dead_letters is not None and waiting.delivery_count > self.dead_letters.max_redelivery_count:
+        if self.deliveries_max is not None and waiting.delivery_count >= self.deliveries_max:
             return self._hand_over(delivery)
         consumer, key = batch.consumer, self._consumers.sticky_key(position, message.key)
         message_count = self._messages.unacked_in(position, message)
@@ -598,6 +621,8 @@ class Dispatcher:
             is_sent = self._admission.send_again(position, sent, now_ms=self._now_ms)
         if not is_sent:
             return False
+        if waiting.delivery_count:
+            self._cursor.count_deliveries({position: (waiting.delivery_count + 1, 0)})
         if key is not None and self._needs_keys:
             self._consumers.hold_keys(consumer, (key,))
         self._waiting.take(position)
@@ -611,7 +636,12 @@ class Dispatcher:
         words = self._cursor.view.batch.get(position)
         return Delivery(position, message, redelivery_count, tuple(words or ()))
 
-    # Dead letters
+    # Retries and dead letters
+
+    def retry_ms(self, delivery_count: int) -> int:
+        """Return how long a message waits after its n-th delivery; a dead letter does not."""
+        is_last = self.deliveries_max is not None and delivery_count >= self.deliveries_max
+        return 0 if is_last or self.retries is None else self.retries.wait_ms(delivery_count)
 
     def handed_over(self, delivery: Delivery, *, now_ms: int) -> None:
         """Ack a dead letter that was handed over."""

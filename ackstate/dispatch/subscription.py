@@ -544,15 +544,15 @@ class Subscription:
 
     # Redelivery
 
-    def nack(self, position: Position, *, delay_ms: int = 0, now_ms: int | None = None) -> bool:
+    def nack(self, position: Position, *, delay_ms: int | None = None, now_ms: int | None = None) -> bool:
         """Give a delivered message back, to be delivered again; no-op if it is not in flight.
 
         Exclusive and Failover keep the order: the messages sent after it are given back as well, and nothing passes it.
 
         Args:
             position: The message.
-            delay_ms: How long it is not sent again. Meanwhile no consumer has it, and with Key_Shared later messages of
-                its key wait with it.
+            delay_ms: How long it is not sent again; None for as long as the `RetryPolicy` says, if there is one.
+                Meanwhile no consumer has it, and with Key_Shared later messages of its key wait with it.
             now_ms: The present.
 
         Returns:
@@ -564,7 +564,9 @@ class Subscription:
         """
         return self.nack_many([position], delay_ms=delay_ms, now_ms=now_ms) > 0
 
-    def nack_many(self, positions: Iterable[Position], *, delay_ms: int = 0, now_ms: int | None = None) -> int:
+    def nack_many(
+        self, positions: Iterable[Position], *, delay_ms: int | None = None, now_ms: int | None = None
+    ) -> int:
         """Give delivered messages back, as `nack` each; those that are not in flight are ignored.
 
         Returns:
@@ -574,15 +576,24 @@ class Subscription:
             As `nack`; nothing was given back.
         """
         positions = checked_positions(positions)
-        check_count("delay_ms", delay_ms, least=0)
+        if delay_ms is not None:
+            check_count("delay_ms", delay_ms, least=0)
         with self._lock:
             now_ms = self._at(now_ms)
             self._messages.waiting.follow_clock(now_ms=now_ms)
             deliveries = self._deliveries
             if self._consumers.is_single_active:
                 lowest = min((position for position in positions if position in deliveries), default=None)
+                sent = None if lowest is None else deliveries.get(lowest)
                 positions = [] if lowest is None else list(deliveries.in_order().at_least(lowest))
-            return self._nacked(positions, until_ms=now_ms + delay_ms if delay_ms else 0, now_ms=now_ms)
+                if sent is not None and delay_ms is None:  # All that follow wait for the lowest.
+                    delay_ms = self._dispatcher.retry_ms(sent.delivery_count)
+
+            def until_ms(delivery_count: int) -> int:
+                wait_ms = self._dispatcher.retry_ms(delivery_count) if delay_ms is None else delay_ms
+                return now_ms + wait_ms if wait_ms else 0
+
+            return self._nacked(positions, until_ms=until_ms, now_ms=now_ms)
 
     def redeliver_all(self, consumer: str, *, now_ms: int | None = None) -> int:
         """Give back all unacked messages of a consumer, to be delivered again at once.
@@ -601,7 +612,7 @@ class Subscription:
         with self._lock:
             now_ms = self._at(now_ms)
             self._messages.waiting.follow_clock(now_ms=now_ms)
-            return self._nacked(self._deliveries.of(consumer), until_ms=0, now_ms=now_ms)
+            return self._nacked(self._deliveries.of(consumer), until_ms=lambda _: 0, now_ms=now_ms)
 
     def seek(self, position: Position | Start | StartTime | str, *, now_ms: int | None = None) -> PersistResult:
         """Restart at a position, an end of the log, or a time: from there on, nothing is acked or in flight any more.
@@ -630,6 +641,7 @@ class Subscription:
         """
         with self._lock:
             now_ms = present(now_ms, self._clock)
+            self._count_in_flight()
             result = self.cursor.close(now_ms=now_ms)
             self.cursor.remove_listener(self._listener)
             if self._gate is not None:
@@ -654,6 +666,11 @@ class Subscription:
             self._admission.observe(now_ms=self._at(now_ms))
 
     # For the package and the asyncio face
+
+    def _count_in_flight(self) -> None:
+        """Count the messages in flight as sent, as the cursor is about to be closed."""
+        with self._lock:
+            self.cursor.count_deliveries(self._deliveries.counts())
 
     def _take_back_round(self) -> None:
         """Undo the last `dispatch_all`, whose messages no consumer received; no other call may have come since."""
@@ -690,7 +707,7 @@ class Subscription:
         self._messages.acked_up_to(self.cursor.mark_delete_position, receipt.newly_acked, now_ms=now_ms)
         return receipt
 
-    def _nacked(self, positions: Sequence[Position], *, until_ms: int, now_ms: int) -> int:
+    def _nacked(self, positions: Sequence[Position], *, until_ms: Callable[[int], int], now_ms: int) -> int:
         returned_count = self._messages.give_back(positions, HoleReason.NACKED, until_ms=until_ms)
         self._admission.usage_decreased(now_ms=now_ms)
         self._times_changed()
@@ -703,7 +720,8 @@ class Subscription:
             self.consumer_opened(consumer)
 
     def _report_hole(self, hole: AckHole, *, now_ms: int) -> HoleReport:
-        return live_report(hole, self.log, partial(self._messages.look, now_ms=now_ms), now_ms=now_ms)
+        look, deliveries_max = partial(self._messages.look, now_ms=now_ms), self._dispatcher.deliveries_max
+        return live_report(hole, self.log, look, deliveries_max=deliveries_max, now_ms=now_ms)
 
     def _report(self, batch: Batch, *, now_ms: int) -> None:
         """Report the messages of a consumer to the cursor."""

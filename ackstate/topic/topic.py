@@ -540,6 +540,8 @@ class Topic:
 
 def close_topics(topics: Sequence[Topic], *, now_ms: int, executor: Executor | None = None) -> None:
     """Close topics of one store, with shared syncs; raise the first error, after all the others were closed."""
+    for subscription in (each for topic in topics for each in topic.subscriptions.values()):
+        subscription._count_in_flight()
     errors = close_all([cursor for topic in topics for _, cursor in topic.cursors], now_ms=now_ms, executor=executor)
     for topic in topics:
         topic._forget(now_ms=now_ms)

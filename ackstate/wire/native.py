@@ -9,6 +9,7 @@ none, contains the whole state. `docs/wire-format.md` draws every byte.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
@@ -20,13 +21,13 @@ from pyroaring import BitMap
 
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges, decode_blocks, encode_block
-from ackstate.entry_bitmap import bitmap_of
+from ackstate.entry_bitmap import bitmap_of, bitmaps_of
 from ackstate.errors import CorruptStateError, check_version, corrupt
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
 from ackstate.sealed import CHECKSUM, SEALED, Reader, seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -34,16 +35,25 @@ VERSION = 2
 MAGIC = b"ACKR"
 _WHAT = "native record"
 
-# magic, version, kind, reserved, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
+# magic, version, kind, what follows, length, epoch, sequence, chain, mark-delete ledger and entry, ledgers, properties
 _HEADER = struct.Struct("<4sBBHIQQIqqII")
 _BATCH_COUNT = struct.Struct("<I")  # after the header
 _PROPERTY = struct.Struct("<Hq")
 _BATCH = struct.Struct("<QIH")
+# What follows the batches: nothing, delivery counts, or also the times until which the counted messages wait.
+_COUNTS, _TIMED_COUNTS = 1, 2
+_COUNT_MAX = 2**32 - 1
 _WORD_BYTES = 8
 PROPERTY_NAME_BYTES_MAX = 0xFFFF
 _SIZE_MIN = _HEADER.size + CHECKSUM.size
 _LENGTH_MAX = 2**32 - 1
 _INT64 = range(-(2**63), 2**63)
+
+
+DeliveryCounts = Mapping[Position, tuple[int, int]]
+"""How often messages were sent, and until when each waits before it is sent again, 0 for no time."""
+
+NO_COUNTS: DeliveryCounts = {}
 
 
 class RecordKind(IntEnum):
@@ -68,6 +78,7 @@ class Record:
     deleted: DeletedRanges  # acked entries above the mark-delete: all of them, or the new ones
     properties: Mapping[str, int] = field(default_factory=dict)  # of the latest mark-delete; signed 64-bit numbers
     batch: BatchIndexes = field(default_factory=BatchIndexes)  # partly acked: all, or the changed ones
+    counts: DeliveryCounts = field(default_factory=dict)  # likewise; a message of a delta whose count is 0 has none
 
 
 class RecordFields(NamedTuple):
@@ -81,6 +92,7 @@ class RecordFields(NamedTuple):
     bitmaps: Iterable[tuple[int, BitMap]]  # none empty; the caller may change them
     properties: Mapping[str, int]
     batch: Iterable[tuple[Position, tuple[int, ...]]]
+    counts: DeliveryCounts = NO_COUNTS
 
 
 def checksum(encoded: bytes) -> int:
@@ -106,7 +118,7 @@ def encode(record: Record) -> bytes:
     return encode_parts(
         RecordFields(
             record.kind, record.epoch, record.sequence, record.chain, record.mark_delete,
-            record.deleted.bitmaps(), record.properties, record.batch.items(),
+            record.deleted.bitmaps(), record.properties, record.batch.items(), record.counts,
         )
     )  # fmt: skip
 
@@ -126,16 +138,30 @@ def encode_parts(parts: RecordFields) -> bytes:
             raise ValueError(f"batch {position} of {len(unacked_words)} words is over the limit of 65535")
         blocks.append(_BATCH.pack(*position, len(unacked_words)))
         blocks.append(struct.pack(f"<{len(unacked_words)}q", *unacked_words))
+    follows = _encode_counts(parts.counts, blocks) if parts.counts else 0
     body = b"".join((_BATCH_COUNT.pack(len(batches)), *blocks))
     length = _SIZE_MIN + len(body)
     if length > _LENGTH_MAX:
         raise ValueError(f"a record of {length} bytes is over the limit of {_LENGTH_MAX}")
     header = _HEADER.pack(
-        MAGIC, VERSION, parts.kind, 0, length, parts.epoch, parts.sequence, parts.chain,
+        MAGIC, VERSION, parts.kind, follows, length, parts.epoch, parts.sequence, parts.chain,
         *parts.mark_delete, ledger_count, len(parts.properties),
     )  # fmt: skip
     covered = header + body
     return covered + CHECKSUM.pack(google_crc32c.value(covered))  # without a call: each persist comes here
+
+
+def _encode_counts(counts: DeliveryCounts, blocks: list[bytes]) -> int:
+    ordered = sorted(counts)
+    bitmaps = bitmaps_of(ordered)
+    blocks.append(_BATCH_COUNT.pack(len(bitmaps)))
+    blocks += [encode_block(*each) for each in bitmaps.items()]
+    numbers, times = zip(*map(counts.__getitem__, ordered), strict=True)
+    blocks.append(np.minimum(numbers, _COUNT_MAX).astype("<u4").tobytes())
+    if not any(times):
+        return _COUNTS
+    blocks.append(np.array(times, "<i8").tobytes())
+    return _TIMED_COUNTS
 
 
 def decode(data: bytes) -> Record:
@@ -144,14 +170,14 @@ def decode(data: bytes) -> Record:
     batch = BatchIndexes()
     for position, unacked_words in parts.batch:
         batch.ack(position, unacked_words)
-    return Record(*parts[:5], DeletedRanges.from_bitmaps(parts.bitmaps), parts.properties, batch)
+    return Record(*parts[:5], DeletedRanges.from_bitmaps(parts.bitmaps), parts.properties, batch, parts.counts)
 
 
 def decode_parts(data: bytes) -> RecordFields:
     """Decode and check the fields of a record as `decode`, much faster: no ranges are counted."""
     if len(data) < _SIZE_MIN:
         corrupt(_WHAT, 0, f"at least {_SIZE_MIN} bytes", f"{len(data)} bytes")
-    magic, version, kind, reserved, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
+    magic, version, kind, follows, length, epoch, sequence, chain, ledger_id, entry_id, ledgers, properties = (
         _HEADER.unpack_from(data)
     )
     if magic != MAGIC:
@@ -164,8 +190,8 @@ def decode_parts(data: bytes) -> RecordFields:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         corrupt(_WHAT, length - CHECKSUM.size, f"checksum {computed:#010x}", f"{checksum(data):#010x}")
     # These checks hold for every record that `encode` wrote; a checksum may match by chance.
-    if not version or reserved or kind not in _KINDS:
-        corrupt(_WHAT, 4, f"version {VERSION}, kind 1 or 2, reserved 0", (version, kind, reserved))
+    if not version or follows > _TIMED_COUNTS or kind not in _KINDS:
+        corrupt(_WHAT, 4, f"version {VERSION}, kind 1 or 2, counts 0 to 2", (version, kind, follows))
     if not (0 <= ledger_id <= LEDGER_ID_MAX and -1 <= entry_id <= ENTRY_ID_MAX):
         corrupt(_WHAT, 32, "a mark-delete position", f"{ledger_id}:{entry_id}")
     offset, end = _HEADER.size + _BATCH_COUNT.size, length - CHECKSUM.size
@@ -175,12 +201,15 @@ def decode_parts(data: bytes) -> RecordFields:
     bitmaps, offset = decode_blocks(data, offset, end, ledgers)
     named: dict[str, int] = {}
     batch: list[tuple[Position, tuple[int, ...]]] = []
-    if properties or batches or offset != end:
+    counts = NO_COUNTS
+    if properties or batches or offset != end or follows:
         reader = Reader(data, offset, end, _WHAT)
         named.update(reader.named(properties, _PROPERTY))
         batch = _decode_batch(reader, batches)
+        counts = _decode_counts(reader, has_times=follows == _TIMED_COUNTS) if follows else counts
         reader.finish()
-    return RecordFields(_KINDS[kind], epoch, sequence, chain, Position(ledger_id, entry_id), bitmaps, named, batch)
+    mark_delete = Position(ledger_id, entry_id)
+    return RecordFields(_KINDS[kind], epoch, sequence, chain, mark_delete, bitmaps, named, batch, counts)
 
 
 def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int, ...]]]:
@@ -199,6 +228,22 @@ def _decode_batch(reader: Reader, count: int) -> list[tuple[Position, tuple[int,
             corrupt(_WHAT, at, "words of unacked indexes, the last of them not 0", f"{size} words")
         batch.append((position, unacked_words))
     return batch
+
+
+def _decode_counts(reader: Reader, *, has_times: bool) -> DeliveryCounts:
+    (ledgers,) = _BATCH_COUNT.unpack(reader.take(_BATCH_COUNT.size, "count of ledgers"))
+    bitmaps, reader.offset = decode_blocks(reader.data, reader.offset, reader.end, ledgers)
+    if not bitmaps:
+        corrupt(_WHAT, reader.offset, "delivery counts", "none")
+    # Their bytes before their positions: a bitmap of a few bytes may name four billion.
+    count = sum(len(bitmap) for _, bitmap in bitmaps)
+    numbers = np.frombuffer(reader.take(4 * count, "delivery counts"), "<u4").tolist()
+    at = reader.offset
+    times = np.frombuffer(reader.take(8 * count, "times"), "<i8").tolist() if has_times else [0] * count
+    positions = [each for ledger_id, bitmap in bitmaps for each in positions_of(ledger_id, bitmap)]
+    if has_times and (min(times) < 0 or not any(times)):
+        corrupt(_WHAT, at, "times from 0 on, not all of them 0", f"{min(times)} to {max(times)}")
+    return dict(zip(positions, zip(numbers, times, strict=True), strict=True))
 
 
 # Properties, name -> text: sorted by name, each with the lengths of both.
@@ -306,9 +351,9 @@ def _decode_snapshot(data: bytes, offset: int, epoch: int) -> Record:
 # Many deltas at once.
 _DELTA = np.dtype(
     {
-        "names": ["length", "epoch", "sequence", "chain", "mark_delete", "ledgers", "properties", "batches"],
-        "formats": ["<u4", "<u8", "<u8", "<u4", ("<i8", 2), "<u4", "<u4", "<u4"],
-        "offsets": [8, 12, 20, 28, 32, 48, 52, 56],
+        "names": ["follows", "length", "epoch", "sequence", "chain", "mark_delete", "ledgers", "properties", "batches"],
+        "formats": ["<u2", "<u4", "<u8", "<u8", "<u4", ("<i8", 2), "<u4", "<u4", "<u4"],
+        "offsets": [6, 8, 12, 20, 28, 32, 48, 52, 56],
         "itemsize": 60,
     }
 )
@@ -357,7 +402,7 @@ def decode_deltas(entries: Sequence[bytes], place: JournalOffset) -> Deltas | No
     checksums = np.frombuffer(b"".join([encoded[-CHECKSUM.size :] for encoded in entries]), "<u4")
     if joined != _expected(headers, lengths, checksums, place) or not _is_rising(headers, place):
         return None
-    is_single = lengths == _SINGLE.itemsize
+    is_single = (lengths == _SINGLE.itemsize) & (headers["follows"] == 0)
     rows = np.frombuffer(b"".join(compress(entries, is_single.tolist())), _SINGLE)
     fixed = np.frombuffer(_SAMPLE, _SINGLE)
     is_as_sample = np.logical_and.reduce([rows[name] == fixed[name] for name in _FIXED]) & (rows["ledger_id"] >= 0)
@@ -392,7 +437,7 @@ def _expected(
     expected["epoch"] = place.epoch
     expected["sequence"] = np.arange(place.sequence, place.sequence + len(headers))
     expected["chain"] = np.concatenate((np.array([place.chain], np.uint32), checksums[:-1]))
-    for free in ("mark_delete", "ledgers", "properties", "batches"):
+    for free in ("follows", "mark_delete", "ledgers", "properties", "batches"):
         expected[free] = headers[free]
     return encoded.tobytes()
 

@@ -91,6 +91,7 @@ SEGMENTS = [encode_segment(indexes_of(rows)) for rows in (ROWS, LAST_ROWS)]
 METADATA = [segment_metadata(indexes_of(rows), data) for rows, data in zip((ROWS, LAST_ROWS), SEGMENTS, strict=True)]
 PLAIN = [replace(metadata, checksum=None) for metadata in METADATA]
 RECORD = (GOLDEN / "native-record-v2.bin").read_bytes()
+COUNTED = native.encode(replace(native.decode(RECORD), counts={Position(9, 5): (3, TIME_MAX), Position(9, 9): (2, 0)}))
 
 
 def of_pulsar(decode, encode, records):
@@ -124,7 +125,7 @@ DECODERS = {
 }  # fmt: skip
 # Those whose every byte a checksum covers, and of each the bytes.
 SEALED = {
-    "native record": (native.decode, [RECORD]),
+    "native record": (native.decode, [RECORD, COUNTED]),
     "cursor pointer": (native.decode_pointer, TARGETS["cursor-pointer"].seeds()),
     "log record": (TARGETS["log-record"].decode, TARGETS["log-record"].seeds()),
     "delay registry": (decode_registry, [(GOLDEN / "delay-registry-v1.bin").read_bytes()]),
@@ -402,6 +403,11 @@ REFUSED = [
     (native.decode, RECORD[:-1] + bytes([RECORD[-1] ^ 1]), len(RECORD) - 4, "checksum 0x"),
     (native.decode, with_bytes(RECORD, LAST_BATCH, struct.pack("<QI", 3, 50)), LAST_BATCH, "a position above 3:50"),
     (native.decode, with_bytes(RECORD, LAST_BATCH, struct.pack("<Q", 2**63)), LAST_BATCH, "a position above 3:50"),
+    (native.decode, with_bytes(RECORD, 6, b"\3"), 4, "counts 0 to 2"),
+    (native.decode, with_bytes(RECORD, 6, b"\1"), len(RECORD) - 4, "4 bytes of count of ledgers"),
+    (native.decode, with_bytes(COUNTED, 6, b"\1"), len(COUNTED) - 20, "the checksum"),
+    (native.decode, with_bytes(COUNTED, len(RECORD) - 4, b"\0"), len(RECORD), "delivery counts"),
+    (native.decode, with_bytes(COUNTED, len(COUNTED) - 13, b"\x80"), len(COUNTED) - 20, "times from 0 on"),
     (native.decode, with_bytes(RECORD, LAST_BATCH + 12, b"\0"), LAST_BATCH + 14, "the last of them not 0"),
     (native.decode, with_bytes(RECORD, LAST_BATCH + 12, b"\3"), LAST_BATCH + 14, "24 bytes of batch words"),
     (native.decode, with_bytes(RECORD, LAST_BATCH + 14, b"\0"), LAST_BATCH + 14, "the last of them not 0"),

@@ -77,7 +77,7 @@ def test_the_golden_record_reads_as_drawn():
         "magic": b"ACKR",
         "version": 2,
         "kind": 2,
-        "reserved": 0,
+        "counts": 0,
         "length": len(data),
         "epoch": 2,
         "sequence": 7,

@@ -161,6 +161,7 @@ class ExplainedHole(_Explained):
     consumers: list[str]
     deliver_at_ms: int | None
     delivery_count: int | None
+    next_delivery_ms: int | None = None
     cost_bytes: int
     freed_bytes: int
     freed_ranges: int

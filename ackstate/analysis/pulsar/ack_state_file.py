@@ -131,7 +131,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _cursor_json(cursor: ExportedCursor) -> dict[str, Any]:
-    mark_delete, deleted, batch, properties = cursor.content
+    mark_delete, deleted, batch, properties, _ = cursor.content
     info = PositionInfo(mark_delete, deleted, batch, properties)
     # Whichever is shorter: words take a bit for each entry, and a list some bytes for each range.
     state = min((encode_position_info(info, form=form) for form in RangeForm), key=len)

@@ -241,7 +241,7 @@ def fitted(cursor: ExportedCursor, log: LedgerMap) -> CursorState:
                 f"{cursor.topic}: ledger {ledger_id} had {count} entries when it was exported, and the topic has {has}"
                 f" (ledgers {log.first_ledger_id} to {current}): it is another topic; nothing was changed"
             )
-    mark_delete, deleted, batch, properties = cursor.content
+    mark_delete, deleted, batch, properties, _ = cursor.content
     kept, kept_batch = DeletedRanges(), BatchIndexes()
     for run in deleted.runs():
         if run.ledger_id >= log.first_ledger_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.oracle import Promise
@@ -20,6 +21,11 @@ class AckModel:
         resets: Resets whose outcome is unknown: the disk may have any of them instead.
         unacked_of_batch: For each partly acked batch, its unacked messages; the next two, of its last ack and durable.
         in_flight: The consumer of each message in flight, in the order of sending.
+        delivery_counts: How often each unacked message was sent that was given back or sent again, and until when it
+            waits.
+        durable_counts: Those that are certainly on the disk.
+        sent_in_all: How often each message was sent since the last reset, whatever a crash forgot.
+        forgotten: How many of these a crash forgot, as no persist came after them.
         counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
     """
 
@@ -42,6 +48,7 @@ class AckModel:
         self.in_flight = {}
         self.not_before = {}
         self.sent_count = {}
+        self.delivery_counts, self.durable_counts, self.sent_in_all, self.forgotten = {}, {}, Counter(), Counter()
 
     def changed(self):
         self._counted = None
@@ -76,6 +83,7 @@ class AckModel:
         for number in numbers:
             self.in_flight.pop(number, None)
             self.not_before.pop(number, None)
+            self.delivery_counts.pop(number, None)
             if (left := self.unacked_of_batch.pop(number, None)) is not None:
                 self.last_unacked_of_batch[number] = left
         self.changed()
@@ -97,13 +105,22 @@ class AckModel:
         expected = self.sent_count.get(number, 0)
         hold(Promise.I4, redelivery_count == expected, f"{position} was sent {expected} times, not {redelivery_count}")
         self.sent_count[number] = redelivery_count + 1
+        if redelivery_count:
+            self.delivery_counts[number] = redelivery_count + 1, 0
+        self.sent_in_all[number] += 1
         self.in_flight[number] = consumer
 
     def give_back(self, number, *, until_ms=0):
         """Record that a message was given back, to be sent again, not before a time."""
         del self.in_flight[number]
+        self.delivery_counts[number] = self.sent_count[number], until_ms
         if until_ms:
             self.not_before[number] = until_ms
+
+    def check_limit(self, number, deliveries_max):
+        """Check that a message is sent as often as allowed at most, and once for each delivery that a crash forgot."""
+        sent, most = self.sent_in_all[number], deliveries_max + self.forgotten[number]
+        hold(Promise.I4, sent <= most, f"{self.log.positions[number]} was sent {sent} times of {most}")
 
     def restart(self, first):
         """Reset: exactly the entries below a number are acked, and all of them are durable."""
@@ -114,16 +131,36 @@ class AckModel:
         self.properties = Properties()
         self.restart(first)
 
-    def recovered(self, acked, unacked_of_batch):
+    def recovered(self, acked, unacked_of_batch, counts=None, *, is_closed=False):
+        """Go on with a recovered state; without counts it is that of a reset."""
+        totals = (Counter(), Counter()) if counts is None else self._forgot(acked, counts, is_closed=is_closed)
         self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
         self._floor = 0
         self.begin_reading()
+        self.sent_in_all, self.forgotten = totals
+        self.adopt(counts or {})
         self.changed()
 
-    def wrote(self, held, unacked_of_batch):
+    def adopt(self, counts):
+        self.delivery_counts, self.durable_counts = dict(counts), dict(counts)
+        self.sent_count = {number: count for number, (count, _) in counts.items()}
+        self.not_before = {number: until_ms for number, (_, until_ms) in counts.items() if until_ms}
+
+    def _forgot(self, acked, counts, *, is_closed):
+        """Check the recovered counts: at least the durable ones and, after a close, all."""
+        for number in self.sent_count.keys() | self.durable_counts.keys() | counts.keys():
+            sent, (count, _) = self.sent_count.get(number, 0), counts.get(number, (0, 0))
+            least = sent if is_closed else self.durable_counts.get(number, (0, 0))[0]
+            is_right = number in acked or self.resets or least <= count <= sent
+            hold(Promise.I4, is_right, f"{self.log.positions[number]} was sent {sent} times, {count} are known")
+            self.forgotten[number] += max(0, sent - count)
+        return self.sent_in_all, self.forgotten
+
+    def wrote(self, held, unacked_of_batch, counts):
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []
+        self.durable_counts = dict(counts)
         self.changed()
 
     def may_have_restarted(self, first):

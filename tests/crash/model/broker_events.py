@@ -212,6 +212,7 @@ def _limits_text(side):
 def reopen(simulation, side, *, config=None):
     """Close one subscription gracefully: then everything is durable, except acks beyond a state limit."""
     simulation.note("close")
+    side.model.delivery_counts |= {number: (side.model.sent_count[number], 0) for number in side.model.in_flight}
     try:
         side.subscription.close(now_ms=simulation.now_ms)
     except StoreError:
@@ -219,10 +220,11 @@ def reopen(simulation, side, *, config=None):
         raise
     side.wrote(side.read_disk())
     is_limited, acked = side.is_limited, set(side.model.acked)
+    keeps_counts = side.config.format is Format.NATIVE and not is_limited
     reconfigure(simulation, side)
     side.config = config or side.config
     side.open()
-    side.judge(None)
+    side.judge(None, keeps_counts=keeps_counts)
     note_known(simulation, side)
     if not is_limited:
         hold(Promise.I2, side.model.acked == acked, "closing lost acks")

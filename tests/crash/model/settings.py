@@ -7,7 +7,7 @@ from enum import Enum
 
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
-from ackstate.dispatch import SubscriptionType
+from ackstate.dispatch import RetryPolicy, SubscriptionType
 from ackstate.limits.rules import GateLimits
 from ackstate.selection import Keep
 from ackstate.stores.memory import FaultKind
@@ -16,6 +16,7 @@ from ackstate.wire.pulsar import LimitRule, RangeForm
 CONSUMERS = ("a", "b", "c", "d")
 TICK_MS = 10  # tick time of delayed messages
 RETRY_MS = 1_000  # after a promotion failed
+RETRIES = RetryPolicy(100, 300)
 
 
 class Encoded(Enum):

@@ -18,7 +18,7 @@ from ackstate.wire.pulsar import LimitRule
 from crash.model.ack_model import AckModel, Receipts
 from crash.model.checks import forgiven
 from crash.model.numbered_log import indexes
-from crash.model.settings import CONSUMERS, RETRY_MS
+from crash.model.settings import CONSUMERS, RETRIES, RETRY_MS
 from crash.model.written import (
     BYTES_MIN,
     Excluded,
@@ -65,7 +65,7 @@ class SimulatedSubscription(CursorListener):
         self.waiters = []
         self.allowed = {}
         self.excluded = Excluded()
-        self.instants = []
+        self.instants, self.instants_of_counts = [], []
         self.open()
 
     def open(self, faults=()):
@@ -119,6 +119,7 @@ class SimulatedSubscription(CursorListener):
             options=SubscriptionOptions(
                 promotes_young=settings.promotes_young,
                 dead_letters=DeadLetterPolicy(2, self._hand_over) if settings.has_dead_letters else None,
+                retries=RETRIES,
             ),
         )  # fmt: skip
         if tracker is not None:
@@ -145,10 +146,12 @@ class SimulatedSubscription(CursorListener):
         """Go on with other numbers, right after a recovery: those of entries that the log has not lost."""
         model, self.earlier = self.model, None
         batches = {numbers[number]: left for number, left in model.unacked_of_batch.items() if number in numbers}
+        counts = {numbers[number]: each for number, each in model.delivery_counts.items() if number in numbers}
         model.recovered({numbers[number] for number in model.acked if number in numbers}, batches)
+        model.adopt(counts)
         self.written = Written(self.simulation.log, self.disk, self.cursor_path)
 
-    def judge(self, gauge):
+    def judge(self, gauge, *, keeps_counts=False):
         model, log = self.model, self.simulation.log
         found = {number for number, position in enumerate(log.positions) if self.cursor.is_acked(position)}
         parts = {
@@ -159,7 +162,9 @@ class SimulatedSubscription(CursorListener):
         if gauge is not None:
             self._check_gauge(found, gauge)
         model.properties.recovered(self.cursor.view.properties, self.cursor.cursor_properties)
-        model.recovered(found, parts)
+        counts = self.cursor.view.delivery_counts
+        counts = {log.numbers[each]: count for each, count in counts.items() if each in log.numbers}
+        model.recovered(found, parts, counts, is_closed=keeps_counts)
         self._check_kept(found)
         held = self.read_disk()
         # Opening it in Pulsar's format may write it, within limits.
@@ -259,6 +264,7 @@ class SimulatedSubscription(CursorListener):
         # The first persist may contain entries below the numbered ones.
         if is_of_one and self.model.acked and self.record_bytes_max() is None:
             self.excluded = check_excluded(self.model, held, result, self.config, has_failed=self.has_failed)
+        self._check_counts(result, held)
         self._check_work(result)
         self._check_counters(result)
         self.model.properties.wrote(held.properties, [instant.properties for instant in instants])
@@ -267,6 +273,16 @@ class SimulatedSubscription(CursorListener):
         hold(Promise.I13, is_kept, f"the epoch went from {self.epoch} to {self.written.epoch} without a reset")
         self.wrote(held)
         self.receipts.check_none_lies(self.cursor, self.model)
+
+    def _check_counts(self, result, held):
+        if result.counts_cut or self.config.format is Format.PULSAR:
+            hold(Promise.I15, not result.counts_cut or self.is_limited, "a delivery count was left out for nothing")
+            return
+        possible = [
+            {number: each for number, each in counts.items() if number not in self.model.acked}
+            for counts in (held.counts, self.model.delivery_counts, *self.instants_of_counts)
+        ]
+        hold(Promise.I6, possible[0] in possible[1:], f"the disk has the counts {possible[0]}, not {possible[1:]}")
 
     def _check_work(self, result):
         if self.is_certain and not self.has_failed and result.route is PersistTarget.DELTA:
@@ -322,7 +338,7 @@ class SimulatedSubscription(CursorListener):
         return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
     def wrote(self, held):
-        self.model.wrote(held.acked, held.unacked_of_batch)
+        self.model.wrote(held.acked, held.unacked_of_batch, held.counts)
         self.is_certain = True
 
     def may_have_written(self):
@@ -334,6 +350,8 @@ class SimulatedSubscription(CursorListener):
         # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
         may_have_written = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not may_have_written
+        if self.is_limited:  # It may have left any of them out.
+            self.model.durable_counts = {}
         attempts = self._attempted if self.config.format is Format.PULSAR else ()
         for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):
             held = held_of(self.simulation.log, content)
@@ -344,6 +362,7 @@ class SimulatedSubscription(CursorListener):
         self._counted = self.cursor.stats()
         self._attempted.clear()
         self.instants.clear()
+        self.instants_of_counts.clear()
         self.has_failed = False
 
     def attempt(self, encoded, data):
@@ -355,6 +374,7 @@ class SimulatedSubscription(CursorListener):
             instant = instant_of(self.model)
             if not self.instants or self.instants[-1] != instant:
                 self.instants.append(instant)
+            self.instants_of_counts.append(dict(self.model.delivery_counts))
         self.simulation.while_writing(self)
 
     def _hand_over(self, delivery):

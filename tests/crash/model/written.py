@@ -40,12 +40,13 @@ class AckSnapshot(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The state of a disk: mark-delete position, acked entries, partly acked batches, properties."""
+    """The state of a disk: mark-delete position, acked entries, partly acked batches, properties, delivery counts."""
 
     mark_delete: Position
     acked: set[int]
     unacked_of_batch: dict[int, set[int]]
     properties: Mapping[str, int]
+    counts: Mapping[int, tuple[int, int]]
 
 
 class Written:
@@ -57,7 +58,7 @@ class Written:
         self._path = path
         self._replayed_ledger_id = None
         self._replayed_count = 0
-        self._replayed = Held(Position(0, -1), set(), {}, {})
+        self._replayed = Held(Position(0, -1), set(), {}, {}, {})
         self._mark_delete = Position(0, -1)  # the durable one, below which it must not go
         self._durable = frozenset()  # acked entries that may stay, even beyond a lowered limit
 
@@ -229,20 +230,21 @@ class Written:
             return
         if ledger_id != self._replayed_ledger_id:
             self._replayed_ledger_id, self._replayed_count = ledger_id, 0
-            self._replayed = Held(Position(0, -1), set(), {}, {})
+            self._replayed = Held(Position(0, -1), set(), {}, {}, {})
         entries = self._disk.ledgers[ledger_id].entries
         for entry in entries[self._replayed_count : found.entry_count]:
             self._take_in(self._held(content_of(native.decode(entry))))
         self._replayed_count = found.entry_count
 
     def _take_in(self, said):
-        _, acked, batches, _ = self._replayed
+        _, acked, batches, _, counts = self._replayed
         acked |= said.acked
         for number, left in said.unacked_of_batch.items():
             batches[number] = batches.get(number, left) & left
         remaining = {number: left for number, left in batches.items() if left and number not in acked}
         acked.update(number for number, left in batches.items() if not left)
-        self._replayed = Held(said.mark_delete, acked, remaining, said.properties)
+        counts = {number: each for number, each in {**counts, **said.counts}.items() if each[0] and number not in acked}
+        self._replayed = Held(said.mark_delete, acked, remaining, said.properties, counts)
 
     def _held(self, content):
         return held_of(self._log, content)
@@ -250,7 +252,8 @@ class Written:
 
 def held_of(log, content):
     batches = {log.numbers[each]: indexes(words) for each, words in content.batch.items() if each in log.numbers}
-    return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties))
+    counts = {log.numbers[each]: count for each, count in content.counts.items() if each in log.numbers}
+    return Held(content.mark_delete, log.held_by(content), batches, dict(content.properties), counts)
 
 
 def instant_of(model):

@@ -78,7 +78,7 @@ def check(all_said):
     entries = journal_of(all_said)
     for bulk_count_min in (ONE_BY_ONE, AT_ONCE):
         recovered = folded(entries, bulk_count_min=bulk_count_min)
-        mark_delete, deleted, batch, properties = recovered.content
+        mark_delete, deleted, batch, properties, _ = recovered.content
         deleted._check()
         batch._check()
         acked = {Position(ledger_id, entry_id) for ledger_id, bitmap in deleted.bitmaps() for entry_id in bitmap}
@@ -129,7 +129,7 @@ STORY = [
 
 def test_every_shape_of_delta():
     check(STORY)
-    mark_delete, deleted, batch, properties = folded(journal_of(STORY), bulk_count_min=AT_ONCE).content
+    mark_delete, deleted, batch, properties, _ = folded(journal_of(STORY), bulk_count_min=AT_ONCE).content
     assert Position(3, 8) in deleted, "two acks of one batch that leave nothing of it"
     assert dict(batch) == {Position(3, 6): (0b101,)}
     assert (mark_delete, properties) == (Position(3, 4), {})

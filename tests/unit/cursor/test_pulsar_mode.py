@@ -478,7 +478,7 @@ def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store,
         result = cursor.persist(now_ms=now_ms)
         assert (result.messages_cut, result.batches_cut, cursor.stats().truncation_count) == (0, 1, 1)
         # As long as the limit goes on cutting, that is no new event.
-        assert ("leave 0 acked messages and 1 partly acked batches" in caplog.text) == (now_ms == 0)
+        assert ("leave 0 acked messages, 1 partly acked batches" in caplog.text) == (now_ms == 0)
     cursor.ack(P(3, 4), now_ms=2)
     assert cursor.persist(now_ms=2).batches_cut == 0
     cursor.ack_batch(P(3, 5), [0b01], now_ms=3)

@@ -204,7 +204,7 @@ def test_the_keys_of_the_json_are_those_of_the_documentation(story, capsys):
     (hole,) = cursor["holes"]
     assert set(hole) == {
         "first", "last", "entry_count", "age_ms", "why", "detail", "consumers", "deliver_at_ms", "delivery_count",
-        "cost_bytes", "freed_bytes", "freed_ranges", "mark_delete_advance",
+        "next_delivery_ms", "cost_bytes", "freed_bytes", "freed_ranges", "mark_delete_advance",
     }  # fmt: skip
     assert (hole["consumers"], hole["delivery_count"]) == ([], None)
     document = (Path(__file__).parents[4] / "docs" / "json-output.md").read_text(encoding="utf-8")
