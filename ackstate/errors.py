@@ -49,6 +49,10 @@ class InvalidPositionError(AckStateError):
     """A position that the message log never had, or that is beyond its end."""
 
 
+class RescheduleRefusedError(AckStateError):
+    """A message can no longer be cancelled or rescheduled, for the reason named; nothing was changed."""
+
+
 class CursorClosedError(AckStateError):
     """The cursor was closed; open it again to continue."""
 

@@ -608,6 +608,7 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         taken = PositionSet()
         try:
             self._take_into(taken, until_ms, max_count)
+            self.held.update(self.keep_moved(taken, until_ms))
         except BaseException:
             self._put_back(taken, until_ms)
             raise

@@ -568,6 +568,8 @@ class TopicDelayIndex(SharedDelayIndex):
         self._calendar.take_into(due, now_ms)
         if len(self._calendar) + len(due) != len(self.held):
             due.intersection_update(self.held)
+        if self.moved:
+            self.keep_moved(due, now_ms)
         self._fall_due(due)
 
     def drop_before(self, ledger_id: int) -> None:

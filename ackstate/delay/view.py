@@ -255,6 +255,9 @@ class SharedDelayIndex(ABC):
         self.now_ms = 0  # the latest time seen
         self.is_open = True
         self._reading = threading.Lock()
+        # When held messages are due that were rescheduled: what else the index has of them, in memory or in a sealed
+        # bucket, is void.
+        self.moved: dict[Position, int] = {}
 
     def __len__(self) -> int:
         """Return how many messages are not yet due, each counted once. Complexity: O(1)."""
@@ -290,10 +293,36 @@ class SharedDelayIndex(ABC):
         """Drop the messages of the ledgers before one: every subscription has acked them."""
         # A later call may name a lower ledger. A subscription that restarts there offers the messages once more.
 
+    def reschedule(self, position: Position, deliver_at_ms: int) -> None:
+        """Change when a message is due, at once if the time has come; no-op if it is not held."""
+        with self.lock:
+            if position not in self.held:
+                return
+            self.held.discard(position)
+            if self.hold(position, deliver_at_ms):
+                self.moved[position] = deliver_at_ms
+                return
+            self.moved.pop(position, None)
+            due = PositionSet()
+            due.add(position)
+            self.due_log.append(due)
+
+    def keep_moved(self, due: PositionSet, until_ms: int) -> PositionSet:
+        """Remove the messages from due ones that are due later by now, and return them."""
+        later = PositionSet()
+        for position in [each for each in self.moved if each in due] if self.moved else ():
+            if self.moved[position] > until_ms:
+                later.add(position)
+                due.discard(position)
+            else:
+                del self.moved[position]
+        return later
+
     def forget_before(self, ledger_id: int) -> None:
         """Drop the messages of the ledgers before one, which the log no longer has."""
         with self.lock:
             self.drop_before(ledger_id)
+            self.moved = {position: due_ms for position, due_ms in self.moved.items() if position in self.held}
 
     def open_view(self, is_acked: Callable[[Position], bool]) -> SubscriptionDelayView:
         """Return a view for a subscription that is about to read the log; `is_acked` is asked for its positions."""

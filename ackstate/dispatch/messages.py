@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.delay.view import TIME_MS_MAX
+from ackstate.dispatch.admission import AckRefusedError
 from ackstate.dispatch.explain import HoleReason, Look
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
@@ -541,13 +542,23 @@ class UnackedMessages:
     ) -> None:
         cursor = admission.cursor
         self._admission, self._deliveries, self._gate = admission, admission.deliveries, admission.gate
-        self._log, self._cursor, self._consumers = log, cursor, consumers
+        self.log, self._cursor, self._consumers = log, cursor, consumers
         self._waiter = admission.waiter
         self.waiting = ReplayQueue(consumers.owners, became_ready=self._waiter.messages_came)
         self.delayed = DelayedMessages(delays, log, cursor, subscription=self)
         self.reader = MessageReader(log, postpone=self._postpone)
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self.dead_lettered_messages = 0
+
+    def drop(self, position: Position, *, now_ms: int) -> bool:
+        """Ack a cancelled message; return False if a limit has no room for the ack."""
+        try:
+            with self._admission.room_for((position,), now_ms=now_ms):
+                receipt = self._cursor.ack(position, now_ms=now_ms)
+        except AckRefusedError:
+            return False
+        self.acked(position, receipt.newly_acked, now_ms=now_ms)
+        return True
 
     def withdraw(self, deliveries: Iterable[Delivery]) -> None:
         """Queue messages that never reached their consumer."""
@@ -676,7 +687,7 @@ class UnackedMessages:
             return Look(HoleReason.IN_FLIGHT, sent.consumer, None, sent.delivery_count)
         waiting = self.waiting.get(position)
         try:
-            (message,) = self._log.read([position])
+            (message,) = self.log.read([position])
         except (LedgerNotFoundError, CorruptStateError):
             return Look(HoleReason.DATA_LOST)
         except StoreError:  # A store that fails now has not necessarily lost anything.

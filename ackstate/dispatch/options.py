@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ackstate.delay.view import DelayedDeliveryTracker, SharedDelayIndex
     from ackstate.dispatch.admission import RoundWaiter
     from ackstate.ledger_map import LedgerMap
+    from ackstate.position_set import PositionSet
 
 
 class ReadableLog(Protocol):
@@ -43,6 +44,16 @@ class TopicLog(ReadableLog, Protocol):
     """The message log of one topic, as a subscription uses it; `ackstate.topic.MessageLog` is one."""
 
     topic: str
+
+    @property
+    def cancelled(self) -> PositionSet:
+        """Messages that no subscription receives: they are acked instead."""
+        ...
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether any message was ever cancelled or rescheduled."""
+        ...
 
     @property
     def sole_use(self) -> SoleUse:

@@ -104,6 +104,7 @@ class Dispatcher:
         self.dead_letters, self.retries, self.deliveries_max = (
             options.dead_letters, options.retries, options.deliveries_max
         )  # fmt: skip
+        self._log = messages.log
         self._has_met_counted = False  # whether a message that was sent before the last restart was queued
         # Hands a dead letter over, given the present, and returns whether that is done. If not, it is in `begun` until
         # whoever hands it over removes it.
@@ -462,6 +463,9 @@ class Dispatcher:
                 for passed in (self._admission.deliveries.in_order(), self._waiting.in_order()):
                     if positions and passed.has_between(positions[0], positions[-1]):
                         positions = [position for position in positions if position not in passed]
+                if self._log.has_schedule:
+                    cancelled = self._log.cancelled
+                    positions = [each for each in positions if each not in cancelled or not self._drop(each)]
                 read = self._reader.read(self._delayed.to_read(positions, now_ms=now_ms), now_ms=now_ms)
                 read = self._delayed.without_early(read, now_ms=now_ms)
                 if not self._cursor.view.delivery_counts:
@@ -607,6 +611,9 @@ class Dispatcher:
             self._waiting.take(position)
             self._reader.keep([(position, message)])
             return True
+        if self._log.has_schedule and position in self._log.cancelled:
+            self._drop(position)
+            return True
         delivery = self._delivery(position, message, waiting.delivery_count)
         if self.deliveries_max is not None and waiting.delivery_count >= self.deliveries_max:
             return self._hand_over(delivery)
@@ -642,6 +649,14 @@ class Dispatcher:
         """Return how long a message waits after its n-th delivery; a dead letter does not."""
         is_last = self.deliveries_max is not None and delivery_count >= self.deliveries_max
         return 0 if is_last or self.retries is None else self.retries.wait_ms(delivery_count)
+
+    def _drop(self, position: Position) -> bool:
+        """Ack a cancelled message; queue it for a later attempt if a limit has no room for the ack. Returns True."""
+        if not self._messages.drop(position, now_ms=self._now_ms):
+            self._admission.has_refused_again = True
+            self._messages.put(position, Waiting(HoleReason.DELAYED, key=self._consumers.sticky_key(position, None)))
+            self._try_again_later(position)
+        return True
 
     def handed_over(self, delivery: Delivery, *, now_ms: int) -> None:
         """Ack a dead letter that was handed over."""

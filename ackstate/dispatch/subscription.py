@@ -667,6 +667,25 @@ class Subscription:
 
     # For the package and the asyncio face
 
+    def _has_had(self, position: Position, name: str) -> str:
+        """Return in words how a message has reached the subscription of a name, or was acked; empty if it has not."""
+        with self._lock:
+            sent, waiting = self._deliveries.get(position), self._messages.waiting.get(position)
+            if self.cursor.is_acked(position):
+                return f"was acked by subscription {name!r}"
+            if sent is not None:
+                return f"was handed out to consumer {sent.consumer!r} of subscription {name!r}"
+            counted = position in self.cursor.view.delivery_counts or (waiting is not None and waiting.delivery_count)
+            return f"was handed out to subscription {name!r}" if counted else ""
+
+    def _rescheduled(self, position: Position, *, now_ms: int) -> None:
+        """Note that a message has another time, or was cancelled: then it is acked, now or where it would be sent."""
+        with self._lock:
+            self._messages.reader.forget((position,))
+            if position in self.log.cancelled:
+                self._messages.drop(position, now_ms=now_ms)
+            self._times_changed()
+
     def _count_in_flight(self) -> None:
         """Count the messages in flight as sent, as the cursor is about to be closed."""
         with self._lock:

@@ -31,6 +31,7 @@ from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, Un
 from ackstate.ledger_map import LedgerMap
 from ackstate.message import checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
+from ackstate.position_set import PositionSet
 from ackstate.sealed import seal, unseal
 from ackstate.stores.base import (
     ABSENT,
@@ -443,6 +444,9 @@ class MessageLog:
         sizes: How many bytes each ledger holds.
         published_ms: The latest time at which a publish to a ledger was begun, by the clock of the log's owner; without
             the ledgers whose time is not known.
+        has_schedule: Whether any message was ever cancelled or rescheduled.
+        cancelled: Messages that no subscription receives; see `ackstate.topic.schedule`.
+        rescheduled: When others are due instead of at their own time; `read` returns them with it.
         store: Where the ledgers live.
         sole_use: Held while `ledgers` is changed.
     """
@@ -454,6 +458,8 @@ class MessageLog:
         self.ledgers = LedgerMap.from_counts(counts)
         self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
         self.published_ms = {each: time_ms for each, time_ms in record.published_ms if self.ledgers.has_ledger(each)}
+        self.has_schedule, self.cancelled = False, PositionSet()
+        self.rescheduled: dict[Position, int] = {}
         self.store = store
         self.sole_use = SoleUse(f"the message log of topic {topic!r}")
         self._publishing = SoleUse(f"publish of topic {topic!r}")
@@ -738,7 +744,13 @@ class MessageLog:
         if isinstance(positions, Position):
             raise TypeError(f"positions must be a list of Position, got a single one, {positions}")
         read = self.store.ledgers.read
-        return decode_messages((ledger_id, read(ledger_id, first, end)) for ledger_id, first, end in _runs(positions))
+        found = decode_messages((ledger_id, read(ledger_id, first, end)) for ledger_id, first, end in _runs(positions))
+        return self._at_present_times(positions, found) if self.rescheduled else found
+
+    def _at_present_times(self, positions: Sequence[Position], found: Iterable[Message]) -> Iterator[Message]:
+        for position, message in zip(positions, found, strict=True):
+            due_ms = self.rescheduled.get(position)
+            yield message if due_ms is None else message._replace(deliver_at_ms=due_ms)
 
 
 def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:

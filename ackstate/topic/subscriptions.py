@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 TYPE_PROPERTY = f"{OWN_PREFIX}type"  # the internal cursor property with the type, as a value of `SubscriptionType`
 
+SCHEDULE = f"{OWN_PREFIX}schedule"
+"""The name of the cursor with the changed times of a topic, which is no subscription."""
+
 
 class SubscriptionTypeError(AckStateError):
     """The subscription is stored with another type; nothing was changed."""
@@ -91,7 +94,8 @@ def subscription_paths(store: Store, topic: str) -> set[str]:
     above = f"{ROOT}/{quote(topic, safe='')}"
     prefix = cursor_owner(f"{above}/")
     owning = {owner.removeprefix(prefix) for owner in store.ledgers.owners() if owner.startswith(prefix)}
-    return {f"{above}/{name}" for name in (*names_below(store, above), *owning) if name and "/" not in name}
+    names = {name for name in (*names_below(store, above), *owning) if name and "/" not in name}
+    return {f"{above}/{name}" for name in names if unquote(name) != SCHEDULE}
 
 
 def subscription_name(path: str) -> str:

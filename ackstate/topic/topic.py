@@ -18,6 +18,7 @@ from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
+from ackstate.delay.view import check_deliver_at
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.dispatch.options import (
     Start,
@@ -29,14 +30,16 @@ from ackstate.dispatch.options import (
     start_position,
 )
 from ackstate.dispatch.subscription import Subscription
-from ackstate.errors import AckStateError, CorruptStateError, TopicClosedError
+from ackstate.errors import AckStateError, CorruptStateError, RescheduleRefusedError, TopicClosedError
 from ackstate.limits.gate import DispatchGate
 from ackstate.stores.base import StoreError, call_each
 from ackstate.topic.log import LogOwnership, MessageLog, log_owner, log_path
 from ackstate.topic.publish import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
+from ackstate.topic.schedule import DelaySchedule
 from ackstate.topic.settings import TopicSettings, delay_config, delay_policies, subscription_settings, wall_clock
 from ackstate.topic.subscriptions import (
+    SCHEDULE,
     TYPE_PROPERTY,
     check_type,
     stored_properties,
@@ -151,6 +154,7 @@ class Topic:
             log, topic=self.name, policies=delay_policies(settings, self.name), counters=settings.counters
         )
         self.delays = delays
+        self._schedule = None if delays is None else DelaySchedule(log, delays, now_ms=now_ms)
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
         # Theirs, with the names of topic and subscription: every tick goes through them.
@@ -268,6 +272,45 @@ class Topic:
             name: each.persisted_mark_delete_position for name, each in self._open_cursors().items() if name in found
         }
         return is_backlog_exceeded(log, limit, (found | of_open).values())
+
+    def cancel(self, position: Position, *, now_ms: int | None = None) -> None:
+        """Take a delayed message back before it is due: no subscription receives it, present or later.
+
+        It counts as acked by each open subscription at once, if its limits allow it, else where it would be sent.
+
+        Raises: As `reschedule`.
+        """
+        self._change_schedule(position, None, now_ms=now_ms)
+
+    def reschedule(self, position: Position, *, deliver_at_ms: int, now_ms: int | None = None) -> None:
+        """Change when a delayed message is delivered, before it is due, for all subscriptions at once.
+
+        The change is one record: a crash leaves all of it or nothing.
+
+        Args:
+            position: The message.
+            deliver_at_ms: When it is delivered instead, earlier or later; by a time that has come, at once.
+            now_ms: The present; None for that of the clock.
+
+        Raises:
+            TypeError, ValueError: The position or the time is of another type or out of range.
+            InvalidPositionError: The log has no such message.
+            RescheduleRefusedError: The message is not delayed, is due, was cancelled before, or was acked by, or handed
+                out to, an open subscription; or the topic has no delay index.
+            DeliveryDelayExceededError: The delay from now on is above the maximum of the policies.
+            LogFencedError, CursorFencedError: Another owner has opened the topic.
+            StoreError: The change may have happened; the next one, or the next open, reads whether it did.
+            TopicClosedError: The topic is closed.
+        """
+        self._change_schedule(position, deliver_at_ms, now_ms=now_ms)
+
+    def _change_schedule(self, position: Position, deliver_at_ms: int | None, *, now_ms: int | None) -> None:
+        now_ms = self._at(now_ms)
+        if self._schedule is None:
+            raise RescheduleRefusedError(f"topic {self.name!r} has no delay index: its messages are not delayed")
+        if deliver_at_ms is not None:
+            delay_policies(self.settings, self.name)().deliver_at(now_ms, check_deliver_at(deliver_at_ms))
+        self._schedule.change(position, deliver_at_ms, self.subscriptions, now_ms=now_ms)
 
     def subscribe(self, name: str, *, now_ms: int | None = None, **wanted: Unpack[RequestedFields]) -> Subscription:
         """Open a subscription where it is stored, or create it; return the same object if it is open already.
@@ -430,8 +473,9 @@ class Topic:
         now_ms = self._at(now_ms)
         self._trim_attempt = self._trim_state(now_ms=now_ms)
         count = trim_behind(self.log, self.settings.retention, self._read_mark_deletes, now_ms=now_ms)
-        if count and self.delays is not None:
+        if count and self.delays is not None and self._schedule is not None:
             self.delays.forget_before(self.log.ledgers.first_ledger_id)
+            self._schedule.trim(now_ms=now_ms)
         return count
 
     def may_trim(self, *, now_ms: int | None = None) -> bool:
@@ -635,6 +679,8 @@ def delete_topic(store: Store, topic: str) -> bool:
     paths = sorted(subscription_paths(store, topic))
     root, _, name = log_path(topic).rpartition("/")
     is_stored = bool(store.ledgers.owned_by(log_owner(topic))) or name in store.metadata.children(root)
+    schedule = cursor_path(topic, SCHEDULE)
+    is_stored |= store.metadata.get(schedule) is not None
     if not paths and not is_stored and not SnapshotStorage.of_topic(store, topic).is_stored:
         return False
     ownership = LogOwnership.take_over(store, topic)
@@ -642,4 +688,5 @@ def delete_topic(store: Store, topic: str) -> bool:
         delete_cursor(store, path, check=ownership.check)
     SnapshotStorage.of_topic(store, topic, check=ownership.check).delete()
     ownership.delete()
+    delete_cursor(store, schedule)  # Last: as long as there are messages, the cancelled ones are known.
     return True
