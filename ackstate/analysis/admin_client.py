@@ -104,7 +104,7 @@ class AdminServer:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | int | None = None,
     ) -> Any:
         """Send one request and return the JSON of the answer, None when it is empty. A redirection is not followed.
 
@@ -225,7 +225,7 @@ class PulsarAdmin:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, object] | None = None,
+        body: Mapping[str, object] | int | None = None,
     ) -> Answer:
         """Send one request and return the answer, with any status."""
         url, is_reading = server.url.rstrip("/") + path, False

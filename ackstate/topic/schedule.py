@@ -89,7 +89,7 @@ class DelaySchedule:
 
     def trim(self, *, now_ms: int) -> None:
         """Forget the messages of ledgers that the log no longer has."""
-        log, first = self._log, self._log.ledgers.first_position
+        log, first = self._log, Position(self._log.ledgers.first_ledger_id, 0)
         log.cancelled.remove_below(first)
         for position in [each for each in log.rescheduled if each < first]:
             del log.rescheduled[position]

@@ -65,7 +65,7 @@ async def admin(store: SqliteStore, topics: AsyncTopics, port: int | None) -> As
             """Capture none."""
             yield
 
-    app = create_app(store, topics=topics.topics)
+    app = create_app(store, topics=topics)
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
     with socket.create_server(("127.0.0.1", port)) as listener:
         print("admin on", f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)  # noqa: T201

@@ -14,10 +14,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ackstate.analysis.wording import printable
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from ackstate.limits import DelayPolicyRefusedError
+from ackstate.errors import (
+    AckStateError,
+    CorruptStateError,
+    InvalidPositionError,
+    RescheduleRefusedError,
+    UnsupportedVersionError,
+)
+from ackstate.limits import DelayPolicyRefusedError, DeliveryDelayExceededError
 from ackstate.limits.policies import POLICIES_OF
-from ackstate.stores.base import StoreError, VersionMismatchError
+from ackstate.stores.base import LedgerNotFoundError, StoreError, VersionMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,8 +123,10 @@ def _methods_of_path(request: Request) -> set[str]:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    if isinstance(error, DelayPolicyRefusedError):
+    if isinstance(error, DelayPolicyRefusedError | DeliveryDelayExceededError | RescheduleRefusedError):
         return refusal(_PRECONDITION, error)
+    if isinstance(error, InvalidPositionError | LedgerNotFoundError):
+        return refusal(_NOT_FOUND, error)
     if isinstance(error, VersionMismatchError):
         return refusal(_CONFLICT, f"changed by another client at the same time: {error}")
     LOG.error("%s: %s", type(error).__name__, error)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from ackstate.aio import AsyncTopics
     from ackstate.topic.topics import Topics
 
 
@@ -49,7 +50,7 @@ def create_app(
     broker: BrokerPolicies | None = None,
     token: bytes | None = None,
     registry: CollectorRegistry | None = None,
-    topics: Topics | None = None,
+    topics: Topics | AsyncTopics | None = None,
 ) -> FastAPI:
     """Return the application; the caller closes the store afterwards.
 

@@ -17,12 +17,13 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
 
-from fastapi import Depends, HTTPException, Query
+from fastapi import Body, Depends, HTTPException, Path, Query
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 from ackstate import pulsar_conf
+from ackstate.aio import AsyncTopics
 from ackstate.analysis.admin.answers import refusals
 from ackstate.analysis.admin.internal_stats import (
     ExplainedTopic,
@@ -39,6 +40,7 @@ from ackstate.cursor.formats import INTERNAL_PREFIX, Format
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import CursorClosedError
 from ackstate.limits.rules import Rule
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.topic_name import parse_topic, persistence_name
 from ackstate.wire.pulsar import LimitRule
 
@@ -108,13 +110,18 @@ _NowMs = Annotated[
     int | None, Query(alias="nowMs", ge=0, lt=2**63, description="Count ages from this time; now by default.")
 ]
 
+_LedgerId = Annotated[int, Path(alias="ledgerId", ge=0, le=LEDGER_ID_MAX)]
+_EntryId = Annotated[int, Path(alias="entryId", ge=0, le=ENTRY_ID_MAX)]
+_DeliverAtMs = Annotated[int, Body(strict=True, ge=0, lt=2**63, description="The new time in milliseconds.")]
+
 
 @final
 class LiveRoutes:
     """Pulsar's ``stats`` and ``internalStats``, the lists that lead to them, and ``explain``, which Pulsar lacks."""
 
-    def __init__(self, topics: Topics, store: Store) -> None:
-        self._topics = topics
+    def __init__(self, topics: Topics | AsyncTopics, store: Store) -> None:
+        self._topics = topics.topics if isinstance(topics, AsyncTopics) else topics
+        self._async_topics = topics if isinstance(topics, AsyncTopics) else None
         self._store = store
 
     def add_to(self, app: FastAPI) -> None:
@@ -136,6 +143,29 @@ class LiveRoutes:
         add(f"{_TOPIC}/stats", self.stats, names=topic_names, response_model_exclude_none=True)
         add(f"{_TOPIC}/internalStats", self.internal_stats, names=topic_names)
         add(f"{_TOPIC}/explain", self.explain, names=topic_names)
+        changes: dict[str, Any] = {"status_code": 204, "response_class": Response, "names": topic_names}
+        add(f"{_TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.cancel, methods=["DELETE"], **changes)
+        add(f"{_TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.reschedule, methods=["POST"], **changes)
+
+    async def cancel(self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId) -> Response:
+        """Take a delayed message of an open topic back before it is due, for all subscriptions."""
+        topic, position = self._open(owner), Position(ledger_id, entry_id)
+        if self._async_topics is None:
+            topic.cancel(position)
+        else:
+            await self._async_topics.of(topic).cancel(position)
+        return Response(status_code=204)
+
+    async def reschedule(
+        self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId, deliver_at_ms: _DeliverAtMs
+    ) -> Response:
+        """Change when a delayed message of an open topic is delivered, before it is due, for all subscriptions."""
+        topic, position = self._open(owner), Position(ledger_id, entry_id)
+        if self._async_topics is None:
+            topic.reschedule(position, deliver_at_ms=deliver_at_ms)
+        else:
+            await self._async_topics.of(topic).reschedule(position, deliver_at_ms=deliver_at_ms)
+        return Response(status_code=204)
 
     async def version(self) -> str:
         """Return the release of Pulsar whose limit on ranges applies, and that of ackstate."""

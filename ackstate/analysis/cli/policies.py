@@ -55,6 +55,10 @@ Global = Annotated[
     bool, typer.Option("--global", "-g", help="The policy of all clusters, not supported by `ackstate serve`.")
 ]
 
+LedgerId = Annotated[int, typer.Option("--ledgerId", "-l", min=0, help="The ledger of the message.")]
+EntryId = Annotated[int, typer.Option("--entryId", "-e", min=0, help="Its entry.")]
+DeliverAt = Annotated[int, typer.Option("--deliver-at", min=0, help="The new time, in milliseconds since 1970.")]
+
 
 class _PulsarAdminGroup(CommandGroup):
     """A group of commands that reports failures as `pulsar-admin` does, with its exit status 1."""
@@ -160,6 +164,19 @@ def topics() -> typer.Typer:
     def remove(context: typer.Context, topic: Topic, is_global: Global = False) -> None:
         """Remove the policy of a topic."""
         _server(context).call("DELETE", topic_path(topic) + _RESOURCE, query=_global(is_global))
+
+    @group.command("cancel-delayed-message", short_help="Take a delayed message back.")
+    def cancel(context: typer.Context, topic: Topic, ledger_id: LedgerId, entry_id: EntryId) -> None:
+        """Take a delayed message back before it is due, for all subscriptions of an open topic."""
+        _server(context).call("DELETE", f"{topic_path(topic)}{_RESOURCE}/{ledger_id}/{entry_id}")
+
+    @group.command("reschedule-delayed-message", short_help="Change when a delayed message is delivered.")
+    def reschedule(
+        context: typer.Context, topic: Topic, ledger_id: LedgerId, entry_id: EntryId, deliver_at: DeliverAt
+    ) -> None:
+        """Change when a delayed message is delivered, before it is due, for all subscriptions of an open topic."""
+        path = f"{topic_path(topic)}{_RESOURCE}/{ledger_id}/{entry_id}"
+        _server(context).call("POST", path, body=deliver_at)
 
     return group
 

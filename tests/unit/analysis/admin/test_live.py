@@ -13,12 +13,23 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ackstate import CursorConfig, Format, MemoryStore, Message, Start, SubscriptionType, Topics, TopicSettings
+from ackstate import (
+    AsyncTopics,
+    CursorConfig,
+    Format,
+    MemoryStore,
+    Message,
+    Start,
+    SubscriptionType,
+    Topics,
+    TopicSettings,
+)
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.live import live_configuration, live_version
 from ackstate.analysis.pulsar.broker_settings import broker_settings
 from ackstate.cursor import RangeForm
 from ackstate.delay import DelayConfig
+from ackstate.errors import RescheduleRefusedError
 from ackstate.limits import GateLimits
 from ackstate.topic import MessageLog
 from ackstate.wire.pulsar import LimitRule
@@ -311,3 +322,38 @@ def test_nothing_is_opened_or_fenced_by_a_request(broker):
     subscription.ack(broker.publish(1)[0], now_ms=1_000)
     subscription.cursor.persist(now_ms=1_000)
     assert MessageLog.find(broker.store, topic=ORDERS).ledgers.counts() == broker.topic.log.ledgers.counts()
+
+
+def test_a_delayed_message_is_cancelled_or_rescheduled_and_a_refusal_says_why(broker):
+    positions = broker.publish(2, deliver_at_ms=10**6)
+    subscription = broker.subscribe()
+    paths = [f"{PATH}/delayedDelivery/{ledger_id}/{entry_id}" for ledger_id, entry_id in positions]
+    assert broker.ask("DELETE", paths[0]).status_code == 204
+    assert broker.ask("POST", paths[1], json=5_000).status_code == 204
+    for method, path, status, reason in (
+        ("DELETE", paths[0], 412, "was cancelled before"),
+        ("DELETE", f"{PATH}/delayedDelivery/1/99", 404, "1:99"),
+        ("DELETE", f"{PATH}/delayedDelivery/x/1", 400, "ledgerId"),
+        ("DELETE", f"{PATH}2/delayedDelivery/1/1", 404, "is not open here"),
+    ):
+        answer = broker.ask(method, path)
+        assert (answer.status_code, reason in answer.json()["reason"]) == (status, True)
+    assert broker.ask("POST", paths[1], json=-1).status_code == 400
+    assert [each.position for each in subscription.dispatch("ann", 2, now_ms=5_000)] == positions[1:]
+
+
+async def test_with_asyncio_a_message_is_changed_while_nothing_else_of_its_topic_is_called(in_process):
+    async with AsyncTopics(MemoryStore(), settings=SETTINGS, clock=lambda: 1_000) as topics:
+        topic = await topics.open(ORDERS)
+        (position,) = await topic.publish([Message(b"", deliver_at_ms=9_000)])
+        app = create_app(topics.topics.store, topics=topics)
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client, topic.alone:
+            asked = asyncio.create_task(client.delete(f"{PATH}/delayedDelivery/{position.ledger_id}/0"))
+            await asyncio.sleep(0.01)
+            assert not asked.done()
+            topic.alone.release()
+            assert (await asked).status_code == 204
+            await topic.alone.acquire()
+        with pytest.raises(RescheduleRefusedError, match="was cancelled"):
+            await topic.reschedule(position, deliver_at_ms=5)

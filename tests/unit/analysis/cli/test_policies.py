@@ -46,6 +46,8 @@ def admin(server, capsys):
         ("topics set-delayed-delivery -d --global", ("POST", f"{TOPIC}?isGlobal=true", b'{"active":false}')),
         ("topics remove-delayed-delivery", ("DELETE", TOPIC, b"")),
         ("topics remove-delayed-delivery -g", ("DELETE", f"{TOPIC}?isGlobal=true", b"")),
+        ("topics cancel-delayed-message -l 3 -e 7", ("DELETE", f"{TOPIC}/3/7", b"")),
+        ("topics reschedule-delayed-message -l 3 -e 7 --deliver-at 9000", ("POST", f"{TOPIC}/3/7", b"9000")),
     ],
 )
 def test_what_is_sent_for_a_topic(server, admin, line, expected):
