@@ -523,6 +523,10 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self.due_log.append(due)
         return False
 
+    def hold_again(self, position: Position, deliver_at_ms: int) -> None:
+        self.held.add(position)
+        self._shared.add(position, deliver_at_ms)  # Not in the mutable bucket: a segment has each message once.
+
     def move_due(self, now_ms: int) -> None:
         self._check_open()
         self.now_ms = max(self.now_ms, now_ms)

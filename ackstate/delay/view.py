@@ -299,7 +299,8 @@ class SharedDelayIndex(ABC):
             if position not in self.held:
                 return
             self.held.discard(position)
-            if self.hold(position, deliver_at_ms):
+            if deliver_at_ms > self.now_ms:
+                self.hold_again(position, deliver_at_ms)
                 self.moved[position] = deliver_at_ms
                 return
             self.moved.pop(position, None)
@@ -317,6 +318,10 @@ class SharedDelayIndex(ABC):
             else:
                 del self.moved[position]
         return later
+
+    def hold_again(self, position: Position, deliver_at_ms: int) -> None:
+        """Hold a message that was held until another time."""
+        self.hold(position, deliver_at_ms)
 
     def forget_before(self, ledger_id: int) -> None:
         """Drop the messages of the ledgers before one, which the log no longer has."""
