@@ -166,6 +166,30 @@ def acks(report: BenchmarkReport, small: int) -> None:
             report.time(f"{name}, {short(holes)} live holes", "ns an ack", spread)
 
 
+def counts(report: BenchmarkReport, small: int) -> None:
+    """Count the deliveries of messages, and ack others beside them; none of the acks is of a counted message."""
+    counted, size = 10_000 // small, 50_000 // small
+    positions = windows(2 * counted + 1, size)
+    log, written = LedgerMap.from_counts({LEDGER: 2 * (counted + size) + 2}), {}
+    known = {"none": {}, "times of none": dict.fromkeys(range(0, 2 * counted, 2), (2, 0))}
+    known["times of all"] = {entry_id: (2, 10**12 + entry_id) for entry_id in known["times of none"]}
+
+    def new(name: str) -> ManagedCursor:
+        cursor = cursor_on(MemoryStore(), log)
+        cursor.count_deliveries({Position(LEDGER, entry_id): each for entry_id, each in known[name].items()})
+        written[name] = cursor.persist(now_ms=1).bytes_written
+        return cursor
+
+    report.compare({
+        f"an ack, {len(each):,} counted, {name}": Timing(
+            lambda cursor: every(cursor.ack, positions, now_ms=1), partial(new, name), size
+        )
+        for name, each in known.items()
+    }, "ns an ack", beside="an ack, 0 counted, none", clock=thread_time_ns)  # fmt: skip
+    for name in ("times of none", "times of all"):
+        report.count(f"a record of {counted:,} counted messages, {name}", "bytes", written[name])
+
+
 def into_two_bitmaps(positions: list[Position], whole: BitMap) -> None:
     """Do the least that an ack needs: add to the acked and to the unpersisted entries, and return a receipt."""
     lock, part, opened, new = threading.RLock(), BitMap(), object(), tuple.__new__
@@ -467,5 +491,5 @@ def snapshot_bytes(storage: SnapshotStorage) -> int:
 
 
 if __name__ == "__main__":
-    parts = (ranges, acks, persists, cursors, dispatch, gate, stores, delays)
+    parts = (ranges, acks, counts, persists, cursors, dispatch, gate, stores, delays)
     run("hot_paths", ABOUT, {part.__name__: part for part in parts})

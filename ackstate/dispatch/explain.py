@@ -147,10 +147,8 @@ def live_report(
         detail = f"{len(alike)} of {of} messages: {detail}"
     most_delivered = max(each.delivery_count for each in looks)
     if most_delivered:
-        detail += f"; sent {most_delivered} times"
-        if deliveries_max is not None:
-            left = max(0, deliveries_max - most_delivered)
-            detail += "; it is a dead letter" + (f" after {left} more deliveries" if left else " next")
+        detail += f"; delivery {most_delivered}"
+        detail += "" if deliveries_max is None else f" of {deliveries_max}, then a dead letter"
     return _report(hole, looks, why, detail, first=first, delivery_count=most_delivered, now_ms=now_ms)
 
 
