@@ -146,7 +146,7 @@ def live_report(
         of = f"{len(looks)}" if len(looks) == hole.entry_count else f"{len(looks)} looked at, of {hole.entry_count},"
         detail = f"{len(alike)} of {of} messages: {detail}"
     most_delivered = max(each.delivery_count for each in looks)
-    if most_delivered:
+    if most_delivered > 1 or (most_delivered and deliveries_max is not None):
         detail += f"; delivery {most_delivered}"
         detail += "" if deliveries_max is None else f" of {deliveries_max}, then a dead letter"
     return _report(hole, looks, why, detail, first=first, delivery_count=most_delivered, now_ms=now_ms)

@@ -45,8 +45,11 @@ from ackstate.topic_name import parse_topic, persistence_name
 from ackstate.wire.pulsar import LimitRule
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from fastapi import FastAPI
 
+    from ackstate.aio import AsyncTopic
     from ackstate.cursor.config import CursorConfig
     from ackstate.dispatch.subscription import Subscription
     from ackstate.ledger_map import LedgerMap
@@ -110,6 +113,12 @@ _NowMs = Annotated[
     int | None, Query(alias="nowMs", ge=0, lt=2**63, description="Count ages from this time; now by default.")
 ]
 
+
+async def _done(change: Awaitable[None] | None) -> None:
+    if change is not None:
+        await change
+
+
 _LedgerId = Annotated[int, Path(alias="ledgerId", ge=0, le=LEDGER_ID_MAX)]
 _EntryId = Annotated[int, Path(alias="entryId", ge=0, le=ENTRY_ID_MAX)]
 _DeliverAtMs = Annotated[int, Body(strict=True, ge=0, lt=2**63, description="The new time in milliseconds.")]
@@ -149,23 +158,19 @@ class LiveRoutes:
 
     async def cancel(self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId) -> Response:
         """Take a delayed message of an open topic back before it is due, for all subscriptions."""
-        topic, position = self._open(owner), Position(ledger_id, entry_id)
-        if self._async_topics is None:
-            topic.cancel(position)
-        else:
-            await self._async_topics.of(topic).cancel(position)
+        await _done(self._changed(owner).cancel(Position(ledger_id, entry_id)))
         return Response(status_code=204)
 
     async def reschedule(
         self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId, deliver_at_ms: _DeliverAtMs
     ) -> Response:
         """Change when a delayed message of an open topic is delivered, before it is due, for all subscriptions."""
-        topic, position = self._open(owner), Position(ledger_id, entry_id)
-        if self._async_topics is None:
-            topic.reschedule(position, deliver_at_ms=deliver_at_ms)
-        else:
-            await self._async_topics.of(topic).reschedule(position, deliver_at_ms=deliver_at_ms)
+        await _done(self._changed(owner).reschedule(Position(ledger_id, entry_id), deliver_at_ms=deliver_at_ms))
         return Response(status_code=204)
+
+    def _changed(self, owner: NamedOwner) -> Topic | AsyncTopic:
+        topic = self._open(owner)
+        return topic if self._async_topics is None else self._async_topics.of(topic)
 
     async def version(self) -> str:
         """Return the release of Pulsar whose limit on ranges applies, and that of ackstate."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from itertools import count
+
 import pytest
 
 from ackstate import (
@@ -11,6 +15,7 @@ from ackstate import (
     MemoryStore,
     Message,
     Position,
+    SqliteStore,
     Start,
     SubscriptionType,
     Topic,
@@ -19,6 +24,7 @@ from ackstate import (
 from ackstate.cursor import journal
 from ackstate.cursor.recovery import Recovery
 from ackstate.dispatch import RetryPolicy, SubscriptionOptions
+from forked import in_child
 
 
 class Restarted:
@@ -177,13 +183,44 @@ def test_acks_skips_resets_and_deletions_end_a_count():
         assert broker.sent() == dict.fromkeys(range(3), 0)
 
 
-def test_a_new_ledger_has_the_counts_of_the_one_before():
-    broker, _ = given_back(ledger_entry_count_max=1)
-    broker.persist()
-    for entry_id in (0, 1):
-        broker.subscription.ack(Position(1, entry_id), now_ms=0)
+@pytest.mark.parametrize("entry_count_max", [1, 1_000])
+def test_the_counts_are_those_of_all_records_in_however_many_ledgers(entry_count_max):
+    broker, positions = given_back(count=50, ledger_entry_count_max=entry_count_max)
+    for number, position in enumerate(positions[:48]):
+        broker.sent()
+        broker.nack(positions[48:49], delay_ms=0)
+        if number % 2:
+            broker.subscription.ack(position, now_ms=0)
         broker.persist()
-    assert broker.stored() == {2: (1, 0)}
+    assert broker.stored()[48] == (49, 0)
+    assert broker.stored().keys() == {*range(0, 48, 2), 48, 49}
+
+
+def test_a_process_that_is_killed_forgets_one_delivery_and_no_more(tmp_path):
+    def life(killed_after):
+        dead = []
+        options = SubscriptionOptions(dead_letters=DeadLetterPolicy(3, dead.append))
+        topic = Topic.open(SqliteStore(tmp_path / "store"), "t", settings=TopicSettings(options=options), now_ms=0)
+        subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
+        if killed_after is None:
+            return topic.publish([Message(b"")], now_ms=0)
+        for number in count():
+            sent = subscription.dispatch("ann", 1, now_ms=0)
+            with (tmp_path / "sent").open("a") as file:
+                file.write(f"{len(sent)}{len(dead)}")
+            if not sent:
+                return len(dead)
+            if number == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            subscription.nack(sent[0].position, now_ms=0)
+            subscription.cursor.persist(now_ms=0)
+        return None
+
+    assert "Position" in in_child(lambda: life(None))
+    kills = (0, 1, 0, 2, 0)
+    assert [in_child(lambda each=each: life(each)) for each in kills] == [""] * 5
+    assert in_child(lambda: life(99)) == "1"
+    assert (tmp_path / "sent").read_text() == "10" * (4 + len(kills)) + "01"
 
 
 def test_what_a_limit_has_no_room_for_is_left_out_the_least_delivered_first_and_announced(caplog):
