@@ -417,11 +417,11 @@ class AsyncTopic:
 
     async def cancel(self, position: Position) -> None:
         """Take a delayed message back before it is due; see `Topic.cancel`."""
-        await self.call(self.topic.cancel, position, now_ms=self.clock())
+        await self.call(self.topic.cancel, position)
 
     async def reschedule(self, position: Position, *, deliver_at_ms: int) -> None:
         """Change when a delayed message is delivered, before it is due; see `Topic.reschedule`."""
-        await self.call(self.topic.reschedule, position, deliver_at_ms=deliver_at_ms, now_ms=self.clock())
+        await self.call(self.topic.reschedule, position, deliver_at_ms=deliver_at_ms)
 
     async def trim(self) -> int:
         """Delete ledgers that no one needs, and return how many; see `Topic.trim`. It also happens by itself."""

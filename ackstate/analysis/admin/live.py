@@ -158,19 +158,20 @@ class LiveRoutes:
 
     async def cancel(self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId) -> Response:
         """Take a delayed message of an open topic back before it is due, for all subscriptions."""
-        await _done(self._changed(owner).cancel(Position(ledger_id, entry_id)))
+        await _done((await self._changed(owner)).cancel(Position(ledger_id, entry_id)))
         return Response(status_code=204)
 
     async def reschedule(
         self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId, deliver_at_ms: _DeliverAtMs
     ) -> Response:
         """Change when a delayed message of an open topic is delivered, before it is due, for all subscriptions."""
-        await _done(self._changed(owner).reschedule(Position(ledger_id, entry_id), deliver_at_ms=deliver_at_ms))
+        topic = await self._changed(owner)
+        await _done(topic.reschedule(Position(ledger_id, entry_id), deliver_at_ms=deliver_at_ms))
         return Response(status_code=204)
 
-    def _changed(self, owner: NamedOwner) -> Topic | AsyncTopic:
+    async def _changed(self, owner: NamedOwner) -> Topic | AsyncTopic:
         topic = self._open(owner)
-        return topic if self._async_topics is None else self._async_topics.of(topic)
+        return topic if self._async_topics is None else await self._async_topics.open(topic.name)
 
     async def version(self) -> str:
         """Return the release of Pulsar whose limit on ranges applies, and that of ackstate."""

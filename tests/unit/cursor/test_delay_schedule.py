@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from ackstate import (
@@ -50,10 +52,10 @@ class Delayed:
         self.open()
 
     def cancel(self, number):
-        self.topic.cancel(self.positions[number])
+        self.topic.cancel(self.positions[number], now_ms=0)
 
     def reschedule(self, number, deliver_at_ms):
-        self.topic.reschedule(self.positions[number], deliver_at_ms=deliver_at_ms)
+        self.topic.reschedule(self.positions[number], deliver_at_ms=deliver_at_ms, now_ms=0)
 
     def due(self, now_ms, names=None):
         """Send what is due and ack it; return the numbers of the messages by subscription."""
@@ -65,12 +67,12 @@ class Delayed:
             found[name] = sorted(int(each.message.payload) for each in sent)
         return found
 
-    def refuses(self, why, number=0, position=None):
+    def refuses(self, why, number=0, position=None, now_ms=0):
         before = self.store.mutation_count
         position = position or self.positions[number]
-        for change in (self.topic.cancel, lambda each: self.topic.reschedule(each, deliver_at_ms=9_000)):
+        for change in (self.topic.cancel, partial(self.topic.reschedule, deliver_at_ms=9_000)):
             with pytest.raises(RescheduleRefusedError, match=why):
-                change(position)
+                change(position, now_ms=now_ms)
         assert self.store.mutation_count == before
 
 
@@ -116,23 +118,24 @@ def test_what_cannot_be_changed_is_refused_by_name_and_nothing_is_written(settin
     topic.refuses("is due since 0 ms", 1)
     topic.topic.subscriptions["a"].dispatch("ann", 1, now_ms=999)
     topic.refuses("was handed out to consumer 'ann' of subscription 'a'", 1)
-    topic.topic.tick(now_ms=1_000)
-    topic.refuses("is due since 1000 ms", 0)
+    topic.refuses("is due since 1000 ms", 0, now_ms=1_000)
     for unknown in (Position(99, 0), topic.positions[-1]._replace(entry_id=9)):
         with pytest.raises(InvalidPositionError):
-            topic.topic.cancel(unknown)
+            topic.topic.cancel(unknown, now_ms=0)
     for position, deliver_at_ms, error in (
         ("x", 5, (TypeError, ValueError)),
         (plain, -1, ValueError),
         (plain, "x", TypeError),
     ):
         with pytest.raises(error):
-            topic.topic.reschedule(position, deliver_at_ms=deliver_at_ms)
+            topic.topic.reschedule(position, deliver_at_ms=deliver_at_ms, now_ms=0)
 
 
 def test_a_topic_without_delays_and_one_whose_consumer_ignores_them_refuse():
     with pytest.raises(RescheduleRefusedError, match="no delay index"):
-        Topic.open(MemoryStore(), "t", settings=TopicSettings(delay_index=None), now_ms=0).cancel(Position(1, 0))
+        Topic.open(MemoryStore(), "t", settings=TopicSettings(delay_index=None), now_ms=0).cancel(
+            Position(1, 0), now_ms=0
+        )
     topic = Delayed(SETTINGS["in memory"], subscriptions="")
     exclusive = topic.topic.subscribe("x", kind=SubscriptionType.EXCLUSIVE, start=Start.EARLIEST, now_ms=0)
     exclusive.dispatch("ann", 1, now_ms=0)
@@ -168,7 +171,7 @@ def test_a_former_owner_changes_nothing():
         topic, former.topic = former.topic, None
         former.open()
         with pytest.raises(CursorFencedError):
-            topic.cancel(former.positions[1])
+            topic.cancel(former.positions[1], now_ms=0)
         assert 1 in former.due(2_000)["a"]
 
 
