@@ -458,7 +458,7 @@ class Persister:
             return self._whole(PersistTarget.SNAPSHOT, taken)
         if not self.journal.form.has_deltas:
             return self._whole(PersistTarget.WHOLE, taken)
-        counts = NO_COUNTS if self.state.counts is None else self.state.counts.changes()
+        counts = NO_COUNTS if self.state.counts is None else self.state.counts.changes
         content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties, counts)
         return Plan(PersistTarget.DELTA, content, taken)
 
@@ -510,7 +510,7 @@ class Persister:
 
     def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
         deleted, batch = self.state.whole()
-        counts = NO_COUNTS if self.state.counts is None else self.state.counts.written
+        counts = NO_COUNTS if self.state.counts is None else self.state.counts.whole()
         return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties, counts), taken)
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:

@@ -17,13 +17,13 @@ from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
 from ackstate.cursor.config import UNLIMITED
 from ackstate.cursor.formats import CursorState, check_within_log
 from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_bytes
-from ackstate.entry_bitmap import bitmap_of, firsts
+from ackstate.entry_bitmap import bitmap_of, bitmaps_of, firsts
 from ackstate.errors import InvalidPositionError
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
 from ackstate.wire.native import NO_COUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ackstate.cursor.config import PersistLimits
     from ackstate.cursor.results import Receipt
@@ -442,38 +442,76 @@ class UnpersistedBatches:
 
 @final
 class CountedDeliveries:
-    """How often unacked messages were sent, but for first deliveries; acked ones leave with the next write."""
+    """How often unacked messages were sent, but for first deliveries; acked ones leave with the next write.
+
+    A write costs in proportion to what changed, unless the counts exceed its limit.
+    """
+
+    # Invariant: what is known is durable with the same value, unless it changed; `_entries` are those of what is known.
 
     def __init__(self, known: dict[Position, tuple[int, int]]) -> None:
         self._known = known
-        self._durable: DeliveryCounts = known.copy()  # of the records that a recovery reads
-        self.written = self._durable
-        """All that is durable after the write under way, or after the last one."""
+        self._durable = known.copy()  # in the records that a recovery reads
+        self._entries = dict(bitmaps_of(sorted(known)))
+        self._changed: set[Position] = set()
+        # Of the write under way.
+        self._changing: set[Position] = set()
         self._acked: list[Position] = []
+        self._left_out: set[Position] = set()
+        self.changes: DeliveryCounts = NO_COUNTS
+        """What a delta adds, 0 for a count that was durable and is left out."""
 
-    def begin_write(self, is_acked: Callable[[Position], bool], count_max: int | None) -> int:
+    def note(self, counts: DeliveryCounts) -> None:
+        """Keep counts of unacked messages."""
+        self._known.update(counts)
+        self._changed.update(counts)
+        for ledger_id, entry_id in counts:
+            self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
+
+    def begin_write(self, mark_delete: Position, new: DeletedRanges, count_max: int | None) -> int:
         """Choose what is durable after the write, the most delivered first; return how many it leaves out."""
-        # `is_acked`: whether an entry is acked in the record.
-        self._acked = [position for position in self._known if is_acked(position)]
-        self.written = {position: self._known[position] for position in self._known.keys() - set(self._acked)}
-        cut_count = 0 if count_max is None else max(0, len(self.written) - count_max)
-        if cut_count:
-            kept = sorted(self.written.items(), key=lambda each: (-each[1][0], each[0]))[:count_max]
-            self.written = dict(kept)
-        return cut_count
+        # `new`: the acks above the mark-delete that the write makes durable.
+        entries = self._entries
+        passed = [
+            (each, entries[each] if each < mark_delete.ledger_id else entries[each] & BitMap(range(mark_delete[1] + 1)))
+            for each in entries if each <= mark_delete.ledger_id
+        ]  # fmt: skip
+        passed += [(each, bitmap & entries[each]) for each, bitmap in new.bitmaps() if each in entries]
+        self._acked = [position for each in passed for position in positions_of(*each)]
+        self._changing, self._changed, self._left_out = self._changed, set(), set()
+        known, acked = self._known, set(self._acked)
+        changed: Iterable[Position] = self._changing
+        if count_max is not None and len(known) - len(acked) > count_max:
+            rest = sorted(known.keys() - acked, key=lambda each: (-known[each][0], each))
+            changed, self._left_out = rest[:count_max], set(rest[count_max:])
+        left_out = dict.fromkeys(self._left_out & self._durable.keys(), (0, 0))
+        new_counts = {each: known[each] for each in changed if each not in acked}
+        durable = self._durable
+        self.changes = left_out | {each: count for each, count in new_counts.items() if durable.get(each) != count}
+        return len(self._left_out)
 
-    def changes(self) -> DeliveryCounts:
-        """Return what a delta adds; 0 for a count that was durable and is left out."""
-        left_out = self._durable.keys() - self.written.keys() - set(self._acked)
-        changed = {each: count for each, count in self.written.items() if self._durable.get(each) != count}
-        return dict.fromkeys(left_out, (0, 0)) | changed
+    def whole(self) -> DeliveryCounts:
+        """Return all that is durable after the write; right after `begin_write`."""
+        gone = self._left_out.union(self._acked)
+        return {each: count for each, count in self._known.items() if each not in gone}
 
     def end_write(self) -> None:
         """Note that it was written."""
-        self._durable = self.written
+        self._durable.update(self.changes)
+        for position in (*self._left_out, *self._acked):
+            self._durable.pop(position, None)
         for position in self._acked:
+            ledger_id, entry_id = position
             del self._known[position]
-        self._acked = []
+            self._changed.discard(position)
+            self._entries[ledger_id].discard(entry_id)
+            if not self._entries[ledger_id]:
+                del self._entries[ledger_id]
+        self._changed |= self._left_out
+
+    def abandon_write(self) -> None:
+        """Note that it failed, or is not made."""
+        self._changed |= self._changing
 
 
 class Unpersisted(NamedTuple):
@@ -653,7 +691,7 @@ class CursorAckState:
     def count(self, counts: DeliveryCounts) -> None:
         """Keep how often unacked messages were sent, and until when they wait; the next persist writes it."""
         self.counts = self.counts or CountedDeliveries(self.delivery_counts)
-        self.delivery_counts.update(counts)
+        self.counts.note({each: count for each, count in counts.items() if not self.is_acked(each)})
         self.changed()
 
     def restore(
@@ -726,7 +764,7 @@ class CursorAckState:
             if limits.range_count_max is not None:  # Ranges come first.
                 room = max(0, limits.range_count_max - self.deleted.range_count)
                 count_max = room if count_max is None else min(room, count_max)
-            count_cut_count = self.counts.begin_write(self._is_written, count_max)
+            count_cut_count = self.counts.begin_write(self.mark_delete, unpersisted.in_flight, count_max)
         return Unpersisted(
             self.mark_delete, unpersisted.in_flight, self.properties, batch,
             acked_count=self.acked_count - cut_count - held_count, number=self.accepted_number,
@@ -740,11 +778,6 @@ class CursorAckState:
         for ranges in (self.unpersisted.held, self.unpersisted.cut):
             content.difference_update(ranges)
         return content, self.unpersisted_batches.whole()
-
-    def _is_written(self, position: Position) -> bool:
-        """Return whether the persist under way makes an entry durably acked."""
-        is_excluded = not self.unpersisted.nothing_held_back and self.unpersisted.excludes(position)
-        return position <= self.mark_delete or (position in self.deleted and not is_excluded)
 
     def end_persist(self, written: Unpersisted) -> int:
         """Count the acks of `begin_persist` as durable; return the change, negative if more were displaced."""
@@ -762,12 +795,16 @@ class CursorAckState:
         """Note that the write failed: the acks wait again, and those that they were to displace may be gone."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted_batches.abandon_write()
+        if self.counts is not None:
+            self.counts.abandon_write()
 
     def withdraw_persist(self) -> None:
         """Undo `begin_persist`, right after it or `whole`: nothing will be written, so durable acks stay durable."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted.withdraw_displacement()
         self.unpersisted_batches.withdraw_write()
+        if self.counts is not None:
+            self.counts.abandon_write()
         self.durable_count += len(self.unpersisted.displaced)
 
     def trimmed_count(self, acked: DeletedRanges) -> int:
