@@ -44,10 +44,7 @@ class BrokerSettings:
     @property
     def rule(self) -> LimitRule:
         """The unit of the limit on ranges in this version."""
-        major, _ = _numbers(self.version)
-        if major < 5:
-            return LimitRule.PULSAR_4_2
-        return LimitRule.PULSAR_5_0_M1 if "5.0.0-M1" in self.version else LimitRule.PULSAR_5_0
+        return LimitRule.of_release(self.version)
 
     @property
     def limits(self) -> Limits:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000
+_RELEASE = "pulsarVersion"  # beside the settings; missing in recordings of earlier interceptors
 _WORD_BITS = 64
 
 
@@ -268,7 +269,9 @@ class _FollowedCursor:
         form, most = _range_limit(life)
         kept = self._deleted
         if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
-            kept = limit_ranges(kept, form=form, limits=Limits(most, None, LimitRule.PULSAR_4_2)).kept
+            kept = limit_ranges(
+                kept, form=form, limits=Limits(most, None, LimitRule.of_release(life.config.get(_RELEASE, "")))
+            ).kept
         self._latest = _Contents(self._mark_delete, kept.copy())
         if kept is not self._deleted:
             cut = self._deleted.copy()
@@ -380,7 +383,7 @@ def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[
 
 @lru_cache(64)
 def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | None]:
-    settings = cursor_settings(dict(config))
+    settings = cursor_settings({key: value for key, value in config if key != _RELEASE})
     most = settings.get("range_count_max", _RANGES_MAX)
     return settings.get("range_form", RangeForm.WORDS), most
 

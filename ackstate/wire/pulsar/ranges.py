@@ -67,6 +67,14 @@ class LimitRule(Enum):
     PULSAR_5_0 = "5.0"
     """List: exact. Words: acked entries of whole ledgers, up to the first ledger that would cross the limit."""
 
+    @classmethod
+    def of_release(cls, version: str) -> LimitRule:
+        """Return the rule of a release such as ``5.0.0-M1``; that of 4.2 for earlier ones, and for other text."""
+        major = version.partition(".")[0]
+        if not (major.isascii() and major.isdigit() and int(major) >= 5):
+            return cls.PULSAR_4_2
+        return cls.PULSAR_5_0_M1 if version.startswith("5.0.0-M1") else cls.PULSAR_5_0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

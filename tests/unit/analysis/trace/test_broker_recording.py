@@ -161,6 +161,16 @@ STORIES = {
         [(20, "ack", 0, 0)],
     ),
     # 4.2 keeps one range more than the limit; the new range displaces one that was durable.
+    # 5.0 does not: the record has as many as the limit.
+    **{
+        f"the limit on ranges of {release} cuts records": (
+            [start(**LIMIT, pulsarVersion=release), *BEGIN[1:], ack(10, [3, 3, 3], [3, 5, 5], [3, 7, 7]),
+             look(20, 7, 1, 1, "3:-1")],
+            [(10, "ack", 3, 3), (10, "ack", 5, 5), (10, "ack", 7, 7), (20, "persist_begun"),
+             *((20, "cut_off", each, each) for each in cut), (20, "persist_ended")],
+        )
+        for release, cut in (("4.2.4", [7]), ("5.0.0-M1", [5, 7]), ("5.0.1", [5, 7]), ("a build", [7]))
+    },
     "the limit on ranges cuts records": (
         [start(**LIMIT), *BEGIN[1:], ack(10, [3, 3, 3], [3, 5, 5], [3, 7, 7]), look(20, 7, 1, 1, "3:-1"),
          ack(30, [3, 1, 1], before=(7, 1), after=(7, 2)), look(40, 7, 2, 2, "3:-1")],

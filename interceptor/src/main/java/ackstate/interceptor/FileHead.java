@@ -8,6 +8,7 @@ import java.util.UUID;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
 import org.apache.bookkeeper.mledger.impl.ManagedLedgerFactoryImpl;
+import org.apache.pulsar.PulsarVersion;
 import org.apache.pulsar.broker.PulsarService;
 import org.apache.pulsar.broker.ServiceConfiguration;
 
@@ -19,13 +20,14 @@ import org.apache.pulsar.broker.ServiceConfiguration;
  * @param begunMillis when the recording began
  * @param timerFirstMillis the broker's timer that flushes cursors was started at this time or later
  * @param timerLastMillis and at this time or earlier
- * @param config settings of broker.conf that decide when cursors are written
+ * @param config settings of broker.conf that decide when cursors are written, and the release as pulsarVersion
  */
 record FileHead(String broker, String life, long begunMillis, long timerFirstMillis,
                 long timerLastMillis, Map<String, String> config) {
     static FileHead of(PulsarService broker) {
         ServiceConfiguration conf = broker.getConfiguration();
         Map<String, String> config = new LinkedHashMap<>();
+        config.put("pulsarVersion", PulsarVersion.getVersion());  // not a setting: decides what the limits count
         config.put("managedLedgerDefaultMarkDeleteRateLimit",
                 Double.toString(conf.getManagedLedgerDefaultMarkDeleteRateLimit()));
         config.put("managedLedgerCursorPositionFlushSeconds",
