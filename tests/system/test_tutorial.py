@@ -18,7 +18,10 @@ pytestmark = pytest.mark.slow
 
 
 def masked(line):
-    """Return a row of the table without the figures that depend on time; any other line as it is."""
+    """Return the headline and a row of the table without what depends on time; any other line as it is."""
+    line = re.sub(
+        r"^(Had the broker crashed, )[\d.]+( acked .*; at worst 1, at )[\d-]+ [\d:.]+( UTC)$", r"\1\2\3", line
+    )
     return re.sub(r"^(billing +)│.*│.*│.*│(.*│.*)$", r"\1 \2", line)
 
 

@@ -137,7 +137,10 @@ class LiveRoutes:
         """Add the routes to an application, before those of the policies, which end in a parameter."""
 
         def add(path: str, endpoint: Any, *, names: Any = None, **options: Any) -> None:
-            dependencies, statuses = ([], ()) if names is None else ([Depends(names)], (404, 412))
+            dependencies = [] if names is None else [Depends(names)]
+            statuses: tuple[int, ...] = () if names is None else (404, 412)
+            if "methods" in options:  # with a body, and a change that may come second
+                statuses = (404, 409, 412, 413, 415)
             app.add_api_route(
                 path, endpoint, dependencies=dependencies, responses=refusals(*statuses), tags=["broker"],
                 response_description="The requested resource", **options,

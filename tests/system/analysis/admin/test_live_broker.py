@@ -152,7 +152,7 @@ def test_explain_reads_a_live_broker(broker, capsys):
     outcome = run(capsys, "explain", broker.url)
     assert outcome.out.count("in flight with 'ann'") > 10
     assert f"{ORDERS}, billing: Shared\n" in outcome.out
-    assert "  blocked: maxUnackedMessagesPerSubscription is 200, and " in outcome.out
+    assert "  blocked: max_unacked_messages (maxUnackedMessagesPerSubscription) is 200, and " in outcome.out
     assert outcome.out.endswith("2 cursors\n")
     outcome = run(capsys, "explain", broker.url, "--subscription", "unknown")
     assert_one_line(outcome, "has no open subscription 'unknown'; its subscriptions are: 'billing' of")
