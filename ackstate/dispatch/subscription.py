@@ -60,9 +60,8 @@ class Subscription:
     new messages back, messages that fill ack holes are still sent, if their acks cannot exceed it.
 
     The subscription acts when it is called: it has no thread. Any number of threads may call it; it handles one call at
-    a time. Subscriptions
-    that share a delay index may be used by different threads. No call may overlap with one that publishes to the log.
-    The subscription is the one watcher of its cursor.
+    a time. Subscriptions that share a delay index may be used by different threads. No call may overlap with one that
+    publishes to the log. The subscription is the one watcher of its cursor.
 
     Args:
         log: The topic's messages.

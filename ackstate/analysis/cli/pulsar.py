@@ -26,7 +26,7 @@ from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
@@ -350,10 +350,8 @@ def exporter(
         return
     clusters = _named_clusters(urls or [])
     tokens, stores = _of_clusters("--token-file", token_file, clusters), _of_clusters("--metadata", metadata, clusters)
-    topics, subscriptions = (
-        _compiled("--topic-regex", topic_regex),
-        _compiled("--subscription-regex", subscription_regex),
-    )
+    topics = _compiled("--topic-regex", topic_regex)
+    subscriptions = _compiled("--subscription-regex", subscription_regex)
 
     from ackstate.analysis.pulsar.durable import reader_of
     from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
@@ -406,9 +404,9 @@ def _of_clusters(option: str, given: Sequence[str] | None, clusters: Mapping[str
     named: dict[str, str] = {}
     for each in given or ():
         name, is_named, value = each.partition("=")
-        targets = [name] if is_named and name in clusters else [*clusters]
+        targets: Iterable[str] = [name]
         if not is_named or name not in clusters:
-            value = each
+            targets, value = clusters, each
         for target in targets:
             if named.setdefault(target, value) != value:
                 raise typer.BadParameter(f"{option} is given twice for cluster {target}")
@@ -417,7 +415,7 @@ def _of_clusters(option: str, given: Sequence[str] | None, clusters: Mapping[str
 
 def _compiled(option: str, regex: str) -> re.Pattern[str]:
     try:
-        return re.compile(regex)
+        return re.compile(regex, re.DOTALL)  # A name may have more than one line.
     except (re.error, RecursionError, OverflowError) as error:
         raise typer.BadParameter(f"{option}: {error}") from None
 

@@ -36,7 +36,7 @@ READER_S = 3_600.0
 
 
 _STOPS_WITHIN_S = 5.0
-_ANY = re.compile("(?s).*")
+_ANY = re.compile(".*", re.DOTALL)
 
 
 class Collection(NamedTuple):

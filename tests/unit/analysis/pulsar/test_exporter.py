@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ackstate import BatchIndexes, DeletedRanges, Position
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
+from ackstate.analysis.cli import pulsar as cli_pulsar
 from ackstate.analysis.pulsar import exporter
 from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector
@@ -250,6 +251,10 @@ def test_it_is_ready_once_the_topics_of_each_cluster_were_listed():
     assert metrics.unready == ["b"]
     metrics.show("b", Collection())
     assert metrics.unready == []
+
+
+def test_every_name_matches_without_a_pattern_also_one_of_two_lines():
+    assert cli_pulsar._compiled("--topic-regex", ".*").fullmatch("a\nb")
 
 
 @pytest.mark.parametrize("what", ["alerts", "dashboard"])
