@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ackstate.checks import check_count
+from ackstate.checks import check_count, member
 from ackstate.cursor.formats import Format, NativeFormat, PulsarFormat
 from ackstate.pulsar_conf import AS_WORDS, FLUSH_SECONDS, MARK_DELETE_RATE, RANGES_CACHE, fields_of, read_settings
 from ackstate.selection import Keep, select
@@ -144,7 +144,7 @@ class CursorConfig:
     ledger_retry_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", Format(self.format))
+        object.__setattr__(self, "format", member("format", self.format, Format))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in _NULLABLE:
