@@ -1,7 +1,7 @@
 """Topics and subscriptions for asyncio: the same objects, with calls to await.
 
 Calls that wait for the disk do so in a worker thread, so no topic delays another. The calls of one topic come one after
-the other, as the threading rules demand (docs/guides/write-a-broker.md).
+the other, as the threading rules demand (docs/guides/threads-and-asyncio.md).
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ def _state(content: CursorState, ledgers: LedgerMap) -> CursorAckState:
     return state
 
 
-_BROKER_REST = "only the running broker knows"
-_BROKER_ONLY = f"who has it {_BROKER_REST}"
+_UNKNOWN = "the store does not record its consumer"
+_UNKNOWN_REST = "the store does not record the consumers of the others"
 
 
 def _stored_report(hole: AckHole, log: ReadableLog | None, *, now_ms: int) -> HoleReport:
@@ -264,9 +264,9 @@ def _stored_report(hole: AckHole, log: ReadableLog | None, *, now_ms: int) -> Ho
     ]
     is_sampled = hole.entry_count > SAMPLE_COUNT_MAX
     of = f"{SAMPLE_COUNT_MAX} messages sampled" if is_sampled else f"{hole.entry_count} messages"
-    why, detail = HoleReason.UNKNOWN, _BROKER_ONLY
+    why, detail = HoleReason.UNKNOWN, _UNKNOWN
     if log is None:
-        detail = f"the store does not hold the topic's message log; {_BROKER_ONLY}"
+        detail = "the store has neither the topic's message log nor the consumers"
     elif not log.ledgers.has_ledger(hole.ledger_id):
         why, detail = HoleReason.DATA_LOST, f"the message log has no ledger {hole.ledger_id}"
     elif lost_count:
@@ -275,7 +275,7 @@ def _stored_report(hole: AckHole, log: ReadableLog | None, *, now_ms: int) -> Ho
         wait_s = (max(each.until_ms or 0 for each in due) - now_ms) / 1_000
         why, detail = HoleReason.DELAYED, f"the last message is due in {wait_s:,.1f} s"
         if len(due) < hole.entry_count:
-            detail = f"{len(due)} of {of} are delayed, the last is due in {wait_s:,.1f} s; of the rest {_BROKER_REST}"
+            detail = f"{len(due)} of {of} are delayed, the last is due in {wait_s:,.1f} s; {_UNKNOWN_REST}"
     return _report(hole, due, why, detail, first=sampled[0] if sampled else None, now_ms=now_ms)
 
 

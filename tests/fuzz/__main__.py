@@ -1,5 +1,7 @@
 """Fuzzes every target for its share of the time: python -P -m fuzz --help.
 
+`.ci/fuzz-requirements.txt` has the fuzzer, Atheris, which set-up does not install.
+
 The corpus, `corpus.zip`, holds inputs that reached code which no seed reaches; `--keep` adds those of this run.
 """
 

@@ -83,7 +83,7 @@ def test_the_source_distribution_has_all_that_its_tests_need(tmp_path):
         names = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(tmp_path, filter="data")
     here = Path(__file__).relative_to(ROOT).as_posix()
-    assert {here, ".ci/setup", "Makefile", "docs/glossary.md", "examples/broker/__main__.py"} <= names
+    assert {here, ".ci/setup", "Makefile", "docs/design.md", "examples/broker/__main__.py"} <= names
     assert {f"ackstate/{folder}/__init__.py" for folder in FOLDERS} <= names
     vectors = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "vectors").iterdir()}
     assert vectors <= names

@@ -136,7 +136,7 @@ def spark_package(
 
     The dependencies of the package must be in the workers' Python, which
     spark.pyspark.python names. The arguments of the job are the words of a
-    command, such as redelivery TRACE; docs/guides/run-on-spark.md has the
+    command, such as redelivery TRACE; docs/guides/estimate-from-a-trace.md has the
     whole line.
     """
     from ackstate.analysis.atomic_write import write_atomically

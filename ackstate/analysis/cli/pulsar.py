@@ -491,7 +491,7 @@ def record(
         if durable is None:
             raise AckStateError(
                 f"what is durable of a cursor is in the cluster's metadata store: {why_not}. Without access to it, "
-                "record with the broker's interceptor: see docs/guides/record-a-cluster.md"
+                "record with the broker's interceptor: see docs/guides/analyse-a-cluster.md"
             )
         with durable, TraceDirectory(trace) as directory, console.progress() as display:
             _print_resumed(trace, directory.resumed)

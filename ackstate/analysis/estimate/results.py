@@ -212,7 +212,7 @@ class SweepResult:
         return "no policy was compared" if self.advice is None or len(self.policies) < 2 else self.advice.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object, which `docs/guides/estimate-from-a-trace.md` describes."""
+        """Return the result as a JSON object, which `docs/json-output.md` describes."""
         return {
             "trace": self.trace,
             "crashes_per_day": self.crashes_per_day,

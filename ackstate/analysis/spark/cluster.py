@@ -54,6 +54,7 @@ EXECUTOR_SECONDS = 60.0
 """A standalone cluster that has started no executor by then has no free resources."""
 
 _CONNECT_SECONDS = 5.0
+_GUIDE = "docs/guides/estimate-from-a-trace.md"
 _STANDALONE = "spark://"
 _MASTER = re.compile(r"local(\[[^\]]+\])?|yarn|k8s://\S+|spark://[^\s,:]+:\d+(,[^\s,:]+:\d+)*")
 _GIVEN_UP = re.compile("stopped SparkContext|masters are unresponsive")
@@ -124,13 +125,13 @@ def hint(reason: str, master: str) -> str:
     """Return the remedy for a worker's error, empty if there is none.
 
     >>> hint("ModuleNotFoundError: No module named 'pyroaring'", "spark://host:7077")
-    "; the workers' Python lacks pyroaring: send it an environment, see docs/guides/run-on-spark.md"
+    "; the workers' Python lacks pyroaring: send it an environment, see docs/guides/estimate-from-a-trace.md"
     """
     missing = re.search(r"No module named '(\w+)", reason)
     if missing:
-        return f"; the workers' Python lacks {missing[1]}: send it an environment, see docs/guides/run-on-spark.md"
+        return f"; the workers' Python lacks {missing[1]}: send it an environment, see {_GUIDE}"
     if re.search(r"Class \S+FileSystem not found|No FileSystem for scheme", reason):
-        return "; Spark lacks its client of this store: docs/guides/run-on-spark.md has the name of the package"
+        return f"; Spark lacks its client of this store: {_GUIDE} has the name of the package"
     if re.search("does not exist|FileNotFoundException|No such file", reason):
         if is_local(master):
             return "; it existed when the run started: restore it and run again"

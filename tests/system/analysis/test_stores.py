@@ -142,8 +142,8 @@ def test_spark_needs_a_client_to_read_a_trace(server, base, monkeypatch, capsys)
     monkeypatch.setattr("ackstate.analysis.cli.estimates._ONE_TASK_BYTES_MAX", 0)
     outcome = run(capsys, "redelivery", base, *POLICY)
     if server.url.startswith("s3a"):
-        lacks = "Spark lacks its client of this store: docs/guides/run-on-spark.md has the name of the package\n"
-        assert_refused(outcome, lacks)
+        guide = "docs/guides/estimate-from-a-trace.md"
+        assert_refused(outcome, f"Spark lacks its client of this store: {guide} has the name of the package\n")
     else:
         # That of HDFS comes with Spark.
         assert (outcome.status, outcome.err) == (0, "")

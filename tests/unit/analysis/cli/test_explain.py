@@ -88,7 +88,7 @@ def freed(hole):
     return hole["cost_bytes"], hole["freed_bytes"], hole["freed_ranges"], hole["mark_delete_advance"]
 
 
-BROKER = "who has it only the running broker knows"
+UNKNOWN = "the store does not record its consumer"
 
 
 @pytest.mark.parametrize("form", list(Format))
@@ -109,7 +109,7 @@ def test_every_second_acked_shows_what_holds_back_the_mark_delete_then_the_costl
     assert (cursor["range_count"], cursor["record_bytes"]) == (150, 2_272)
     assert (cursor["hole_count"], cursor["backlog"], cursor["mark_delete"]) == (150, 150, "1:-1")
     assert [told(hole) for hole in cursor["holes"]] == [
-        (f"{ledger}:{entry_id}", f"{ledger}:{entry_id}", "UNKNOWN", BROKER) for entry_id in (0, 130, 132)
+        (f"{ledger}:{entry_id}", f"{ledger}:{entry_id}", "UNKNOWN", UNKNOWN) for entry_id in (0, 130, 132)
     ]
     assert [freed(hole) for hole in cursor["holes"]] == [(14, 14, 1, 2), (16, 16, 1, 0), (16, 16, 1, 0)]
     assert {hole["age_ms"] for hole in cursor["holes"]} == {5_000}
@@ -142,10 +142,10 @@ def test_a_delayed_message_is_told_from_one_that_is_due(story, capsys):
     (cursor,) = explained(capsys, story.path)
     holes = {hole["first"]: hole for hole in cursor["holes"]}
     assert told(holes[f"{ledger}:0"])[2:] == ("DELAYED", "the last message is due in 60.0 s")
-    assert told(holes[f"{ledger}:2"])[2:] == ("UNKNOWN", BROKER)
+    assert told(holes[f"{ledger}:2"])[2:] == ("UNKNOWN", UNKNOWN)
     assert told(holes[f"{ledger}:4"])[1:] == (
         f"{ledger}:5", "DELAYED",
-        "1 of 2 messages are delayed, the last is due in 60.0 s; of the rest only the running broker knows",
+        "1 of 2 messages are delayed, the last is due in 60.0 s; the store does not record the consumers of the others",
     )  # fmt: skip
     assert [holes[f"{ledger}:{n}"]["deliver_at_ms"] for n in (0, 2, 4, 7)] == [NOW_MS + 60_000, None] * 2
     assert [holes[f"{ledger}:{n}"]["age_ms"] for n in (0, 2, 4, 7)] == [2_000, 3_000, 3_000, 1_000]
@@ -157,7 +157,8 @@ def test_of_a_large_hole_a_sample_is_read(story, capsys):
     (cursor,) = explained(capsys, story.path)
     (hole,) = cursor["holes"]
     assert hole["detail"] == (
-        "32 of 64 messages sampled are delayed, the last is due in 1.5 s; of the rest only the running broker knows"
+        "32 of 64 messages sampled are delayed, the last is due in 1.5 s; "
+        "the store does not record the consumers of the others"
     )  # fmt: skip
     assert (hole["entry_count"], hole["mark_delete_advance"]) == (1_000, 1_001)
 
@@ -171,7 +172,7 @@ def test_a_lost_ledger_is_told(story, capsys):
     by_why = {hole["first"]: (hole["why"], hole["detail"], hole["age_ms"]) for hole in cursor["holes"]}
     gone = ("DATA_LOST", f"the message log has no ledger {lost}", None)
     assert (by_why[f"{lost}:0"], by_why[f"{lost}:2"]) == (gone, gone)
-    assert by_why[f"{last}:0"] == ("UNKNOWN", BROKER, 1_000)
+    assert by_why[f"{last}:0"] == ("UNKNOWN", UNKNOWN, 1_000)
     assert len(by_why) == cursor["hole_count"] == 5
 
 
@@ -185,7 +186,7 @@ def test_without_the_message_log_nothing_is_said_to_be_lost(story, capsys):
         (f"{ledger}:0", f"{ledger}:3", "UNKNOWN"), (f"{ledger}:5", f"{ledger}:7", "UNKNOWN"),
     ]  # fmt: skip
     assert {hole["detail"] for hole in cursor["holes"]} == {
-        f"the store does not hold the topic's message log; {BROKER}"
+        "the store has neither the topic's message log nor the consumers"
     }  # fmt: skip
 
 
@@ -220,8 +221,8 @@ def test_people_get_a_table(story, capsys):
     assert lines[0] == f"{TOPIC}, billing: ok"
     assert lines[1] == "mark-delete 1:-1, backlog 3, 3 ranges in 42 bytes, 3 holes"
     assert lines[5:] == [
-        f"{ledger}:0 {ledger}:0 1 1 d 1 h 14 14 1 2 not acked: {BROKER}",
-        f"{ledger}:2 {ledger}:2 1 1 d 1 h 14 14 1 0 not acked: {BROKER}",
+        f"{ledger}:0 {ledger}:0 1 1 d 1 h 14 14 1 2 not acked: {UNKNOWN}",
+        f"{ledger}:2 {ledger}:2 1 1 d 1 h 14 14 1 0 not acked: {UNKNOWN}",
         "1 more (--top)",
         "",
         "1 cursor",
