@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[1]
 _GENERATED = {
+    "reference/api.md": reference.api_page,
     "reference/commands.md": reference.commands_page,
     "reference/settings.md": reference.settings_page,
     "reference/metrics.md": reference.metrics_page,

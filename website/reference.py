@@ -1,7 +1,8 @@
-"""The pages of the reference that the code has: the help of all commands, Pulsar's keys, and the metrics."""
+"""The pages of the reference: the public names, the help of all commands, Pulsar's keys, and the metrics."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -18,6 +19,95 @@ from ackstate.topic import PublishCounters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_WITH_NAMES = ("aio", "cursor", "delay", "dispatch", "limits", "stores", "testing", "topic")
+PACKAGES = ("ackstate", *(f"ackstate.{each}" for each in _WITH_NAMES))
+"""The packages with public names."""
+_NAMES = """# API
+
+The public names of each package, and then what the pages of this site use of its modules.
+
+| package | names |
+| --- | --- |
+"""
+# Each name once: the public ones, and those of their arguments and results. A section has its text, then its names.
+_API = {
+    "ackstate: positions and ranges": (
+        "Pure values and sets. No function here reads a clock, a file or a lock.",
+        """
+        Position LedgerMap DeletedRanges Run BatchIndexes selection.select selection.Selection selection.Keep
+        delivery_ruler.DeliveryRuler AckStateError CorruptStateError UnsupportedVersionError
+        InvalidPositionError CursorClosedError CursorFencedError LogFencedError TopicClosedError
+        """,
+    ),
+    "ackstate.cursor": (
+        "The ack state of one subscription: acks, persists, recovery.",
+        """
+        cursor.ManagedCursor cursor.open_cursors cursor.CursorOpening cursor.CursorConfig cursor.Format
+        cursor.RangeForm cursor.Repair cursor.persist_all cursor.Receipt cursor.ReceiptStatus
+        cursor.PersistResult cursor.PersistTarget cursor.RecoveryReport cursor.RecoverySource cursor.CursorStats
+        cursor.CursorListener cursor.Change cursor.UnreadableCursorError
+        """,
+    ),
+    "ackstate.topic, ackstate.dispatch: topics and subscriptions": (
+        "The classes that a broker embeds. [Write a broker](../guides/write-a-broker.md) shows them at work.",
+        """
+        topic.Topics topic.Topic topic.TopicSettings topic.SubscriptionRequest topic.delete_topic dispatch.Start
+        dispatch.StartTime dispatch.Subscription dispatch.SubscriptionType dispatch.SubscriptionOptions
+        dispatch.Delivery dispatch.DispatchRound dispatch.DeadLetterPolicy dispatch.RetryPolicy
+        errors.RescheduleRefusedError dispatch.BlockReason topic.stored_subscriptions topic.StoredSubscription
+        cursor.delete_subscription dispatch.DispatchStats dispatch.ConsumerUse dispatch.RuleStats
+        dispatch.HoleReport dispatch.AckRefusedError dispatch.ConsumerBusyError dispatch.ConsumerClosedError
+        topic.SubscriptionTypeError
+        """,
+    ),
+    "ackstate.topic: messages": (
+        "The message log of a topic, publishing under policies, and retention.",
+        """
+        Message NO_DELAY topic.MessageLog topic.publish_all topic.TopicPublisher topic.PublishCounters
+        topic.CounterSample limits.Policies limits.PolicyOwner limits.PolicyStore topic.Retention
+        topic.BacklogPolicy topic.trim_log topic.backlog_report topic.BacklogReport
+        topic.BacklogQuotaExceededError
+        """,
+    ),
+    "ackstate.aio: asyncio": (
+        "Topics and subscriptions with calls to await.",
+        "aio.AsyncTopics aio.AsyncTopic aio.AsyncSubscription",
+    ),
+    "ackstate.stores": (
+        "Where cursors and messages are stored. [Choose a store](../guides/choose-a-store.md) compares them.",
+        """
+        stores.SqliteStore stores.MemoryStore stores.bookkeeper.BookKeeperStore stores.Store stores.LedgerStore
+        stores.MetadataStore testing.check_store stores.StoreError stores.StoreFullError stores.StoreLockedError
+        stores.LedgerFencedError stores.LedgerNotFoundError stores.PayloadTooLargeError
+        stores.VersionMismatchError
+        """,
+    ),
+    "ackstate.limits": (
+        "Numbers in, a verdict out: how many messages a dispatcher may send, and which delay a message gets.",
+        """
+        limits.DispatchGate limits.GateLimits limits.Rule limits.Usage limits.Verdict limits.BrokerLimit
+        limits.AckLimiter limits.DelayedDeliveryPolicies limits.BrokerDelayedDelivery
+        limits.EffectiveDelayedDelivery limits.effective limits.check_topic_settable
+        limits.check_namespace_settable limits.DelayPolicyRefusedError limits.DeliveryDelayExceededError
+        """,
+    ),
+    "ackstate.delay": (
+        "Delayed messages: one index for a topic, one view of it for each subscription.",
+        """
+        delay.DelayedDeliveryTracker delay.TopicDelayIndex delay.SubscriptionDelayView
+        delay.InMemoryDelayTracker delay.DelayConfig delay.TrackerKind delay.BucketedDelayIndex
+        delay.BucketRecoveryReport delay.BucketRegistry delay.SnapshotStorage
+        """,
+    ),
+    "ackstate.analysis.crash.subject": (
+        "A program under test: [crash-test your cursor](../guides/crash-test-your-cursor.md) shows one.",
+        """
+        analysis.crash.subject.CrashSubject analysis.crash.subject.GaugedSubject
+        analysis.crash.subject.Operation analysis.crash.subject.OperationKind analysis.crash.subject.EntryRun
+        analysis.crash.subject.Report
+        """,
+    ),
+}
 _COMMANDS = """# Commands
 
 The command `ackstate` needs the extra `[cli]`, and some commands another one, which they name when it is missing. Times
@@ -52,6 +142,16 @@ class Command(NamedTuple):
 def commands() -> list[Command]:
     """Return all commands that the help lists, each group before its commands."""
     return list(_below(typer.main.get_command(app), words="ackstate"))
+
+
+def api_page() -> str:
+    """Return the page of the public names, with a directive of mkdocstrings for each."""
+    page = _NAMES
+    for package in PACKAGES:
+        page += f"| `{package}` | {', '.join(f'`{name}`' for name in import_module(package).__all__)} |\n"
+    for title, (text, names) in _API.items():
+        page += "\n\n".join([f"\n## {title}", text, *(f"::: ackstate.{each}" for each in names.split())]) + "\n"
+    return page
 
 
 def settings_page() -> str:

@@ -19,8 +19,12 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files outside of docs/ that are pages of the site: path in the repository -> path in the site."""
-GENERATED = {"ackstate/pulsar_conf.py": "reference/settings.md", "ackstate/metrics.py": "reference/metrics.md"}
-"""Files with tables that are pages of the site, too: a link to one leads to the page."""
+GENERATED = {
+    "ackstate/__init__.py": "reference/api.md",
+    "ackstate/metrics.py": "reference/metrics.md",
+    "ackstate/pulsar_conf.py": "reference/settings.md",
+}
+"""Files whose content is a page of the site, too: a link to one leads to the page."""
 DOCS = "docs/"
 
 _FENCE = re.compile(r"^ *(```+)[^`]*$")
