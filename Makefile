@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: setup test check demo crash live soak bench docs dist clean help freeze-check
+.PHONY: setup test check demo crash live soak bench docs dist clean help
 
 # Tests start hundreds of Python processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -51,20 +51,16 @@ live: setup ## compare a real Pulsar broker with ackstate, into benchmarks/live.
 
 # Runs the tests that make test leaves out: those with the mark soak, and models, decoders and schedules with
 # many more examples.
-soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, planted bugs
+soak: setup ## hours: crashes (CRASH_BUDGET a layer), models with many more examples, planted bugs, mutants
 	@for part in bookkeeper stores browser; do bash .ci/setup $$part || exit; done
 	$(TOOL) crash --budget $(CRASH_BUDGET) --totals benchmarks/crash.json
 	$(TOOL) museum.matrix --layers
 	$(PYTEST) -m soak tests/system tests/model tests/unit
 	$(TOOL) kills.plant
+	$(TOOL) kills check --sample 200
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/model
 	FUZZ_INPUTS=300000 $(PYTEST) tests/unit/test_hostile_bytes.py
 	SCHEDULES=1000000 $(PYTEST) tests/model/cursor/test_subscription_model.py -k random_schedules
-
-# Leaves with the frozen answers; the kill ledger stays.
-freeze-check: setup ## compare with the frozen answers, then run killers of the mutants again; SAMPLE=200 of them
-	$(TOOL) frozen check $(ARGS)
-	$(TOOL) kills check $(if $(SAMPLE),--sample $(SAMPLE))
 
 bench: setup ## run every benchmark, into benchmarks/results; ARGS='hot_paths acks' runs one, or a part of it
 	@set -e; if [ -n "$(ARGS)" ]; then PYTHONPATH=.:tests $(RUN) -m benchmarks.$(ARGS); \

@@ -1,4 +1,9 @@
-"""Freeze this tree's answers, or compare them: `python -m frozen make|check [PART...]`; README.md has the rules."""
+"""Freeze this tree's answers, or compare them: `PYTHONPATH=.:tests .venv/bin/python -P -m frozen make|check [PART...]`.
+
+A step that removes or rewrites code is right if all of this is still equal, or if its commit says why not. Never edit
+an answer by hand. `verdicts` needs root, `traces` a Java in `JAVA_HOME`. `capabilities.tsv` names each promise, the
+page that made it, and the tests that show it.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,10 @@ order: in words, Pulsar writes the ledgers in the order of a hash map, and we in
 dropped late: Pulsar forgets the batch indexes at or below the mark-delete only after a write, so
 the words entry, which was the first, still has some that the recorded state has no longer. They are put back into the
 state before it is written here.
+
+Fields: `state` is all of the cursor before any limit; `longArrayHex` and `messageRangeHex` its last entry in both
+forms, `...Decoded` their content; `metaWhileOpenHex`, `metaClosedHex` and `metaClosedCompressedHex` the metadata
+record; `lastActive` its field 6, a wall clock; `reopenedFromMeta` the cursor after reopening.
 """
 
 from __future__ import annotations

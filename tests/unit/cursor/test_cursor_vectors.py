@@ -4,6 +4,11 @@ After each operation ours must equal `Model`, a plain account of its promises, a
 `Deviation` must have its reason there; then ours goes on from the recorded state, so that every operation is compared.
 K8 and the like are numbers of Pulsar's known defects, which are not copied; K5, a limit that keeps one range too many,
 is of 4.2.4 and not in this recording.
+
+Fields: `config` (`batchIndex`, `longArray`, limits); `declared`, ledgers before the first open; `injectedEmpty`, empty
+ledgers put back after it; of each op `r` ("ok", a value, or `{"err", "msg"}`), `ledgers` and `lac` of the log
+afterwards, and `s`, the state: `md`, `rp`, `pmd` (persisted mark-delete), `ind`, `backlog`, `entries`, `batch`,
+`props`. `closeReopen` may have an ack between closing and opening.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Compared after each operation: its result, how many messages wait, the ledger ranges of the sealed buckets, which of how
 many segments is in memory, how many messages the mutable bucket and the shared queue have, and how many snapshots and
 registered keys are stored.
+
+Fields, beside those of the tracker: the settings `minIdx`, `step`, `maxIdx`, `maxBuckets`; the ops `contains`,
+`markDelete`, `recover`, `fail` kind, n (each call is tried 4 times); `b`, the sealed buckets, only where changed; `q`,
+messages in the mutable and the shared heap; `s`, snapshots and cursor properties.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """The tracker in memory answers as Pulsar's 5.0.1 did in every recorded case, and says when something will be due.
 
 When Pulsar's own timer was armed and ran, which the recordings have too, is not part of ours.
+
+Fields: `tick`, `strict`, `lookahead` are settings, `start` is the clock in ms. Ops: `add` l, e, at; `adv` ms (no timer
+runs by that); `fire` (returns timers run, requests to read on); `avail`; `get` n; `pause`; `clear`; `resetTick`;
+`memZero`. `c` is the number of waiting messages, `tm` the armed timers, only where changed.
 """
 
 from __future__ import annotations

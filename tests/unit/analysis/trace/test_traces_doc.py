@@ -27,7 +27,7 @@ def test_the_example_is_converted_and_says_what_the_text_says(tmp_path, capsys):
         cli.main(["trace", "convert", str(tmp_path / "example.jsonl"), str(tmp_path / "trace"), "--json"])
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["events"] == len(example.splitlines())
-    events = read_back(tmp_path / "trace")["persistent://public/default/orders", "billing"]
+    events = read_back(tmp_path / "trace")["orders", "billing"]
     assert events[1] == Event(1_700_000_000_100, EventKind.ACK, 3, 2, 4)
     assert last_state(events).redelivery == 1
     assert check_events(tmp_path / "trace").kinds == {
