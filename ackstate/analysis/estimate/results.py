@@ -202,11 +202,6 @@ class SweepResult:
         return found
 
     @property
-    def front(self) -> list[PolicyResult]:
-        """The policies that no other beats, least redelivery first."""
-        return sorted((each for each in self.policies if each.is_on_front), key=lambda each: each.badness)
-
-    @property
     def recommendation(self) -> str:
         """One sentence: the recommended policy compared with the current one, or the reason why there is none."""
         return "no policy was compared" if self.advice is None or len(self.policies) < 2 else self.advice.sentence

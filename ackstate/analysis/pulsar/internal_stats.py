@@ -114,16 +114,12 @@ class TopicInternals(_PulsarObject):
 class ConsumerStats(_PulsarObject):
     """One consumer."""
 
-    consumer_name: str = ""
-    unacked_messages: int = 0
     avg_messages_per_entry: int = 0
 
 
 class SubscriptionStats(_PulsarObject):
     """One subscription of `stats`."""
 
-    type: str | None = None
-    unacked_messages: int = 0  # Delivered and not acked; counted only for shared subscriptions. It drifts, even below 0
     is_durable: bool | None = None
     consumers: list[ConsumerStats] = []
 

@@ -106,11 +106,6 @@ class CurveSum:
         self.cause_sums = [0] * len(CAUSES)
         self._last: Points | None = None
 
-    @property
-    def latest(self) -> int:
-        """The value after the last point; 0 without a point, or without a live process."""
-        return int(self._last.value[0]) if self._last is not None and self._last.is_alive[0] else 0
-
     def add(self, points: Points) -> None:
         """Add the next points."""
         if not len(points.ts_ms):
@@ -202,7 +197,6 @@ class Piece(NamedTuple):
 
     events: EventChunk  # The events
     news: NewlyAckedRuns  # The entries that they ack first
-    new_counts: Int64s  # The number of entries that each event acks first
     # The number of entries acked before each event and after the last one, since the cursor was opened: one more number
     # than events.
     acked: Int64s

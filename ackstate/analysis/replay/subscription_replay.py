@@ -123,10 +123,9 @@ class ReplayGroup:
 
     def _take(self, events: EventChunk) -> Piece:
         news = by_event(self._fold.take(events))
-        new_counts = news.counts(len(events.ts_ms))
-        acked = self._acked_count + np.concatenate(([0], np.cumsum(new_counts)))
+        acked = self._acked_count + np.concatenate(([0], np.cumsum(news.counts(len(events.ts_ms)))))
         self._acked_count = int(acked[-1])
-        return Piece(events, news, new_counts, acked)
+        return Piece(events, news, acked)
 
 
 def opened(policies: Sequence[Policy | None], log: Mapping[int, int], now_ms: int) -> list[ReplayGroup]:

@@ -37,11 +37,9 @@ from ackstate.analysis.pulsar.import_through_broker import (
     ImportedCursor,
     OtherTopicError,
     checked,
-    fitted,
     import_through_broker,
 )
 from ackstate.cursor.formats import CursorState
-from ackstate.ledger_map import LedgerMap
 from pulsar_nodes import NODE, TOPIC, layout_of, new_nodes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "ack-states-v1.ack"
@@ -136,30 +134,6 @@ def test_a_file_with_the_right_checksum_and_wrong_fields_is_refused():
     for foreign in (b"", b"\n", b"{}\n{}\n", b"PAR1", b"[1]\n"):
         with pytest.raises(CorruptStateError):
             decode_ack_states(foreign)
-
-
-def test_a_state_is_fitted_to_a_log_that_was_trimmed_or_has_grown():
-    grown = fitted(GOLDEN_CURSOR, LedgerMap.from_counts({3: 50, 5: 9, 6: 1}))
-    assert grown == GOLDEN_STATE
-    trimmed = fitted(GOLDEN_CURSOR, LedgerMap.from_counts({5: 8}))
-    assert (trimmed.mark_delete, str(trimmed.deleted)) == (Position(5, -1), "[(5:-1..5:3]]")
-    assert list(trimmed.batch) == [Position(5, 7)]
-    assert not fitted(GOLDEN_CURSOR, LedgerMap.from_counts({7: 3})).deleted
-
-
-def test_a_state_of_another_topic_is_refused():
-    for counts, words in {
-        (3, 49, 5, 8): "ledger 3 had 50 entries when it was exported, and the topic has 49 entries in it",
-        (3, 51, 5, 8): "51 entries in it",
-        (3, 50, 5, 7): "7 entries in it",
-        (3, 50, 6, 8): "no such ledger",
-        (1, 5, 3, 50): "no such ledger",
-    }.items():
-        with pytest.raises(OtherTopicError, match=words):
-            fitted(GOLDEN_CURSOR, LedgerMap.from_counts({counts[0]: counts[1], counts[2]: counts[3]}))
-    beyond = replace(GOLDEN_CURSOR, content=state_of((3, 7), [(5, 8, 9)]))
-    with pytest.raises(OtherTopicError, match="an ack of 5:8"):
-        fitted(beyond, LedgerMap.from_counts({3: 50, 5: 8}))
 
 
 @pytest.fixture
