@@ -14,7 +14,7 @@ from ackstate import SqliteStore
 from ackstate.analysis.cli import main
 from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
 from ackstate.analysis.demo.directory import BrokerDirectory
-from ackstate.analysis.trace.recorder import Recorder
+from ackstate.analysis.trace.recording import Recording
 
 T0_MS = 1_700_000_000_000
 ENTRY = [sys.executable, "-P", "-m", "ackstate.analysis.cli"]
@@ -104,9 +104,9 @@ def killed_broker(path, *, begin_ms=T0_MS, steps=60):
     """Leave the remains of a broker that dies between two persists: a store, and a recording with acks not durable."""
     place = BrokerDirectory(path)
     store = SqliteStore(place.store)
-    with Recorder(place.recording) as recorder:
+    with Recording(place.recording) as recording:
         settings = DemoSettings(seed=3, flush_interval_ms=100)
-        broker = DemoBroker(store, recorder, settings, now_ms=begin_ms)
+        broker = DemoBroker(store, recording, settings, now_ms=begin_ms)
         for number in range(steps):
             broker.step(now_ms=begin_ms + 6 * number)
     store.close()

@@ -196,15 +196,12 @@ def broker(
 def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
     from ackstate.analysis.demo.broker import READY, DemoBroker, run
     from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.recovery import recover as recover_all
-    from ackstate.analysis.trace.recorder import Recorder
+    from ackstate.analysis.trace.recording import Recording
 
     place = BrokerDirectory(directory)
     now_ms = _clock()
-    with place.begun_or_new() as (store, frames), Recorder(place.recording) as recorder:
-        if frames:
-            recover_all(store, frames, recorder=recorder, now_ms=now_ms())
-        live = DemoBroker(store, recorder, settings, now_ms=now_ms())
+    with place.begun_or_new() as store, Recording(place.recording) as recording:
+        live = DemoBroker(store, recording, settings, now_ms=now_ms())
         console.write(f"{READY}\n")
         run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
 
@@ -224,11 +221,11 @@ def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> Non
     """
     from ackstate.analysis.demo.directory import BrokerDirectory
     from ackstate.analysis.demo.recovery import recover as recover_all
-    from ackstate.analysis.trace.recorder import Recorder
+    from ackstate.analysis.trace.recording import Recording
 
     place = BrokerDirectory(directory)
-    with place.begun() as (store, frames), Recorder(place.recording) as recorder:
-        results = recover_all(store, frames, recorder=recorder, now_ms=time.time_ns() // 1_000_000)
+    with place.begun() as (store, frames), Recording(place.recording) as recording:
+        results = recover_all(store, frames, recording=recording, now_ms=time.time_ns() // 1_000_000)
     if json:
         console.write_json({"subscriptions": [result.to_json() for result in results]})
     else:

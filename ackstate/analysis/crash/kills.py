@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, final
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.layer import ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.process import PATIENCE_S, subject_launch
-from ackstate.analysis.crash.runs import CrashTiming, Sigkill
+from ackstate.analysis.crash.runs import Crash, CrashTiming, Sigkill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
     from ackstate.analysis.crash.process import Launch, SubjectProcess
-    from ackstate.analysis.crash.runs import Crash
 
 _SIZE = RunSize(lives=10, operations=120)
 # Processes are short, so that a few of them cover every call.
@@ -95,11 +94,8 @@ def _stage(
 
 
 @final
-class CallKill:
+class CallKill(Crash):
     """SIGKILL before each system call of a traced subject in turn, in random order."""
-
-    unseen = ()
-    states_left = 0
 
     def __init__(self, tracer: CallTracer, chance: Random) -> None:
         self._tracer = tracer
@@ -118,9 +114,6 @@ class CallKill:
             self._left = list(range(1, self._call_count + 1))
             self._chance.shuffle(self._left)
         self._tracer.begin(self._left.pop() if self._left else NEVER)
-
-    def next_state(self) -> None:
-        """See `Crash`; there is none."""
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """See `Crash`; also kills a process that never reached its call. All of its output counts."""

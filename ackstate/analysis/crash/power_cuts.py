@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from ackstate.analysis.crash.layer import ProcessLayer, RunSize
 from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
 from ackstate.analysis.crash.process import subject_launch
-from ackstate.analysis.crash.runs import CrashTiming
+from ackstate.analysis.crash.runs import Crash, CrashTiming
 from ackstate.analysis.crash.traced_disk import losses, snapshot
 from ackstate.stores.sqlite_database import sync_path
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
     from ackstate.analysis.crash.process import Launch, SubjectProcess
-    from ackstate.analysis.crash.runs import Crash
 
 MOUNT_OPTIONS = (
     "",
@@ -105,7 +104,7 @@ def _runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
 
 
 @final
-class PowerCut:
+class PowerCut(Crash):
     """The crash of the machine under a process, and the next boot.
 
     At random, the process is stopped when the power is cut: then the cut comes right after its last output, and never
@@ -118,15 +117,6 @@ class PowerCut:
         self._chance = chance
         self._stands_still = self._another_syncs = False
         self._losses: list[str] = []
-
-    unseen = ()
-    states_left = 0
-
-    def next_state(self) -> None:
-        """See `Crash`; the disk itself leaves one."""
-
-    def prepare(self) -> None:
-        """See `Crash`; this one comes when it is called."""
 
     def __call__(self, process: SubjectProcess) -> list[Answer]:
         """See `Crash`. Only output read before the cut counts.

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
@@ -59,48 +59,32 @@ _SENT_AHEAD = 64
 _PAUSE_S = 0.02
 
 
-class Crash(Protocol):
-    """A way to end a process."""
+class Crash:
+    """A way to end a process; its text describes the last crash: lines of a story."""
+
+    unseen: Iterable[str] = ()
+    """The writes that the crash cannot affect, so that they are not tested."""
 
     def prepare(self) -> None:
         """Prepare the crash of a process that starts now; it may then be ended at any time (`CrashedError`)."""
-        ...
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """End a process; return its unread answers that count."""
-        ...
+        raise NotImplementedError
 
     @property
     def states_left(self) -> int:
         """The number of other states that the last crash may have left in the directory."""
-        ...
+        return 0
 
     def next_state(self) -> None:
         """Replace the directory by the next of them."""
-        ...
-
-    @property
-    def unseen(self) -> Iterable[str]:
-        """The writes that the crash cannot affect, so that they are not tested."""
-        ...
-
-    def __str__(self) -> str:
-        """The description of the last crash: lines of a story."""
-        ...
+        raise NotImplementedError
 
 
 @final
-class Sigkill:
+class Sigkill(Crash):
     """The crash of a process only: the kernel continues and keeps all written data."""
-
-    unseen = ()
-    states_left = 0
-
-    def next_state(self) -> None:
-        """See `Crash`; there is none."""
-
-    def prepare(self) -> None:
-        """See `Crash`; this one needs no preparation."""
 
     def __call__(self, process: SubjectProcess) -> Sequence[Answer]:
         """See `Crash`; all answers count, because nothing is lost."""

@@ -22,7 +22,7 @@ from ackstate.analysis.crash.call_tracer import CallTracer
 from ackstate.analysis.crash.kills import CallKill
 from ackstate.analysis.crash.layer import ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.process import subject_launch
-from ackstate.analysis.crash.runs import CrashTiming
+from ackstate.analysis.crash.runs import Crash, CrashTiming
 from ackstate.analysis.crash.simulated_disk import CallKind, DiskCall, DiskHistory, parent
 from ackstate.analysis.wording import printable
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
     from ackstate.analysis.crash.process import Launch, SubjectProcess
-    from ackstate.analysis.crash.runs import Crash
 
 SIZE_MAX = 16 * 1024 * 1024
 """The bytes of the largest file that is followed."""
@@ -302,7 +301,7 @@ def _equal_prefix(one: bytes, other: bytes) -> int:
 
 
 @final
-class TracedPowerCut:
+class TracedPowerCut(Crash):
     """A cut before each traced call in turn, in random order, and the states that it may leave."""
 
     def __init__(self, tracer: CallTracer, chance: Random, directory: Path, log: Path) -> None:

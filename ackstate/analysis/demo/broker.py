@@ -1,8 +1,8 @@
 """A small broker that runs until it is killed: one topic, three subscriptions, and a trace of all their events.
 
 It uses the real library: messages in a durable log of several ledgers, acks through `Subscription` and `ManagedCursor`
-on a real store, dispatch through the gate, delayed messages through the topic's shared index. Every accepted ack is in
-the trace before the next one is sent.
+on a real store, dispatch through the gate, delayed messages through the topic's shared index. `Recording` has every
+accepted ack in the trace before the next one is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import random
 import time
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.trace.events import Event, EventKind
@@ -20,17 +19,16 @@ from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.subscription import Subscription
-from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.message import NO_DELAY, Message
-from ackstate.position import Position
 from ackstate.topic.log import MessageLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from ackstate.analysis.trace.recorder import Recorder
+    from ackstate.analysis.trace.recording import Recording
     from ackstate.ledger_map import LedgerMap
+    from ackstate.position import Position
     from ackstate.stores.base import Store
 
 TOPIC = "persistent://public/default/orders"
@@ -81,16 +79,15 @@ class _DueAck(NamedTuple):
     due_ms: float
     tie: float
     position: Position
-    consumer: int
 
 
 @final
 class DemoBroker:
     """Runs the topic step by step on the caller's clock."""
 
-    def __init__(self, store: Store, recorder: Recorder, settings: DemoSettings, *, now_ms: int) -> None:
+    def __init__(self, store: Store, recording: Recording, settings: DemoSettings, *, now_ms: int) -> None:
         self._settings = settings
-        self._recorder = recorder
+        self._recording = recording
         self._random = random.Random(settings.seed)  # noqa: S311 - a workload, not a secret
         self._log = MessageLog.open(store, topic=TOPIC, entries_per_ledger_max=settings.entries_per_ledger_max)
         self._begun_ms = now_ms
@@ -108,15 +105,13 @@ class DemoBroker:
             worker.dispatch(now_ms=now_ms)
             worker.ack(now_ms=now_ms)
             worker.persist(now_ms=now_ms)
+        if self._recording.failure is not None:
+            raise self._recording.failure
 
     def close(self, *, now_ms: int) -> None:
         """Persist everything, including young acks."""
         for worker in self._workers:
             worker.close(now_ms=now_ms)
-
-    def record(self, subscription: str, events: Sequence[Event]) -> None:
-        """Write events of one subscription, or of the topic, into the trace."""
-        self._recorder.record(TOPIC, subscription, events)
 
     @property
     def ledgers(self) -> LedgerMap:
@@ -138,6 +133,7 @@ class DemoBroker:
             config=CursorConfig(flush_interval_ms=settings.flush_interval_ms),
             now_ms=now_ms,
         )
+        self._recording.follow(cursor, topic=TOPIC, subscription=name, now_ms=now_ms)
         limits = GateLimits(
             max_unpersisted_ack_record_bytes=settings.max_unpersisted_ack_record_bytes,
             max_unacked_messages=settings.max_unacked_messages,
@@ -155,7 +151,7 @@ class DemoBroker:
         messages = [self._message(now_ms) for _ in range(count)]
         positions = self._log.publish(messages)
         self._published += count
-        self.record("", [
+        self._recording.record(TOPIC, "", [
             Event(now_ms, EventKind.PUBLISH, position.ledger_id, position.entry_id, position.entry_id,
                   message.deliver_at_ms)
             for position, message in zip(positions, messages, strict=True)
@@ -177,8 +173,7 @@ class _Worker:
         self._subscription = subscription
         self._broker = broker
         self._due: list[_DueAck] = []
-        self._persist_count = 0
-        self.cursor = subscription.cursor
+        self._cursor = subscription.cursor
 
     def dispatch(self, *, now_ms: int) -> None:
         """Send messages to each consumer, in random order, as far as it has room."""
@@ -186,63 +181,36 @@ class _Worker:
         permits = _PUBLISH_BATCH_MAX // len(thinks_ms)
         for consumer in self._broker.random.sample(range(len(thinks_ms)), len(thinks_ms)):
             deliveries = self._subscription.dispatch(f"{self._name}-{consumer}", permits, now_ms=now_ms)
-            positions = [delivery.position for delivery in deliveries]
-            self._record(EventKind.DELIVER, _runs(positions), now_ms=now_ms, number=consumer)
-            for position in positions:
-                self._plan_ack(position, consumer, now_ms=now_ms, think_ms=thinks_ms[consumer])
+            for delivery in deliveries:
+                self._plan_ack(delivery.position, now_ms=now_ms, think_ms=thinks_ms[consumer])
 
     def ack(self, *, now_ms: int) -> None:
-        """Send the acks that are due; each is in the trace before the next one is sent."""
-        if self._habit is AckPattern.IN_ORDER:
-            self._ack_cumulatively(now_ms=now_ms)
-            return
+        """Send the acks that are due, one by one or, in order, the last of them as a cumulative one."""
+        before = reached = self._cursor.mark_delete_position
         while self._due and self._due[0].due_ms <= now_ms:
-            acked = heapq.heappop(self._due)
-            self._subscription.ack(acked.position, now_ms=now_ms)
-            self._record(EventKind.ACK, _runs([acked.position]), now_ms=now_ms, number=acked.consumer)
+            position = heapq.heappop(self._due).position
+            if self._habit is AckPattern.IN_ORDER:
+                reached = max(reached, position)
+            else:
+                self._subscription.ack(position, now_ms=now_ms)
+        if reached > before:
+            self._subscription.ack_cumulative(reached, now_ms=now_ms)
 
     def persist(self, *, now_ms: int) -> None:
         """Persist if it is due."""
-        if self.cursor.view.is_persist_due(now_ms=now_ms):
-            self._persist_with(self.cursor.persist, now_ms=now_ms)
+        if self._cursor.view.is_persist_due(now_ms=now_ms):
+            self._cursor.persist(now_ms=now_ms)
 
     def close(self, *, now_ms: int) -> None:
         """Persist everything and close the subscription."""
-        self._persist_with(self._subscription.close, now_ms=now_ms)
+        self._subscription.close(now_ms=now_ms)
 
-    def _persist_with(self, persist: Callable[..., object], *, now_ms: int) -> None:
-        """Persist, with the start and the outcome in the trace."""
-        self._persist_count += 1
-        self._mark(EventKind.PERSIST_BEGUN, now_ms=now_ms)
-        try:
-            persist(now_ms=now_ms)
-        except AckStateError:
-            self._mark(EventKind.PERSIST_FAILED, now_ms=now_ms)
-            raise
-        self._mark(EventKind.PERSIST_ENDED, now_ms=now_ms)
-
-    def _plan_ack(self, position: Position, consumer: int, *, now_ms: int, think_ms: float) -> None:
+    def _plan_ack(self, position: Position, *, now_ms: int, think_ms: float) -> None:
         chance = self._broker.random
         if self._habit is AckPattern.ONE_PERCENT_STUCK and chance.random() < _STUCK_SHARE:
             return
         takes_ms = think_ms if self._habit is AckPattern.IN_ORDER else chance.expovariate(1 / think_ms)
-        heapq.heappush(self._due, _DueAck(now_ms + takes_ms, chance.random(), position, consumer))
-
-    def _ack_cumulatively(self, *, now_ms: int) -> None:
-        reached = self.cursor.mark_delete_position
-        while self._due and self._due[0].due_ms <= now_ms:
-            reached = max(reached, heapq.heappop(self._due).position)
-        before = self.cursor.mark_delete_position
-        if reached > before:
-            self._subscription.ack_cumulative(reached, now_ms=now_ms)
-            covered = _covered(self._broker.ledgers, before, reached)
-            self._record(EventKind.MARK_DELETE, covered, now_ms=now_ms, number=0)
-
-    def _record(self, kind: EventKind, runs: Iterator[tuple[int, int, int]], *, now_ms: int, number: int) -> None:
-        self._broker.record(self._name, [Event(now_ms, kind, *run, number) for run in runs])
-
-    def _mark(self, kind: EventKind, *, now_ms: int) -> None:
-        self._broker.record(self._name, [Event(now_ms, kind, number=self._persist_count)])
+        heapq.heappush(self._due, _DueAck(now_ms + takes_ms, chance.random(), position))
 
 
 def run(broker: DemoBroker, *, now_ms: Callable[[], int], until_ms: int) -> None:
@@ -251,21 +219,3 @@ def run(broker: DemoBroker, *, now_ms: Callable[[], int], until_ms: int) -> None
         broker.step(now_ms=present)
         time.sleep(0.001)
     broker.close(now_ms=now_ms())
-
-
-def _runs(positions: Sequence[Position]) -> Iterator[tuple[int, int, int]]:
-    """Group adjacent positions into (ledger, first, last), in the given order."""
-    numbered = enumerate(positions)
-    for _, neighbours in groupby(numbered, key=lambda item: (item[1].ledger_id, item[1].entry_id - item[0])):
-        run_positions = [position for _, position in neighbours]
-        yield run_positions[0].ledger_id, run_positions[0].entry_id, run_positions[-1].entry_id
-
-
-def _covered(ledgers: LedgerMap, lower: Position, upper: Position) -> Iterator[tuple[int, int, int]]:
-    """Yield (ledger, first, last) of the entries in (lower, upper]."""
-    position = ledgers.next_valid(lower)
-    while position <= upper:
-        ledger_last = ledgers.entry_count(position.ledger_id) - 1
-        last = upper.entry_id if position.ledger_id == upper.ledger_id else ledger_last
-        yield position.ledger_id, position.entry_id, last
-        position = ledgers.next_valid(Position(position.ledger_id, last))

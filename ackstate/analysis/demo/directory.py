@@ -71,11 +71,11 @@ class BrokerDirectory:
             store.close()
 
     @contextmanager
-    def begun_or_new(self) -> Iterator[tuple[SqliteStore, list[Frame]]]:
-        """Open the store of a new or a continuing broker; a new one has no recording and no frames."""
+    def begun_or_new(self) -> Iterator[SqliteStore]:
+        """Open the store of a new or a continuing broker; a new one has no recording."""
         if segments(self.recording):
-            with self.begun() as found:
-                yield found
+            with self.begun() as (store, _):
+                yield store
             return
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise DirectoryInUseError(f"{self.path}: not a directory")
@@ -86,7 +86,7 @@ class BrokerDirectory:
         try:
             if store.metadata.children("/"):
                 raise DirectoryInUseError(f"{self.path}: there is a store without its recording")
-            yield store, []
+            yield store
         finally:
             store.close()
 

@@ -14,6 +14,7 @@ from ackstate.analysis.replay.curves import CAUSES, SERIES, Costs, Histogram, qu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from decimal import Decimal
 
     from ackstate.analysis.replay.acked import Int64s
 
@@ -22,7 +23,7 @@ RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")
 PART = pa.schema([
     ("policy", pa.int32()), ("slice", pa.int32()), ("scope", pa.string()), ("namespace", pa.string()),
     ("topic", pa.string()), ("subscription", pa.string()), ("begin", pa.list_(pa.int64())),
-    ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.int64())),
+    ("first", pa.list_(pa.int64())), ("second", pa.list_(pa.int64())), ("sums", pa.list_(pa.decimal128(38))),
 ])  # fmt: skip
 CRASHES_MAX = 200
 """An estimate of all subscriptions together lists at most this many crashes."""
@@ -30,8 +31,6 @@ CURVE_COUNT_MAX = 6
 """This many subscriptions have a curve of their own: those with most redelivery under the first policy."""
 _COUNTS = ("p50", "p90", "p99", "max", "max_ts_ms")
 _COSTS = Costs._fields
-_CAUSES = slice(2, 2 + len(CAUSES))
-_LOW_BITS = 62
 ESTIMATE = pa.schema([
     *(PART.field(name) for name in RESULT_KEY), ("expected", pa.float64()),
     *((name, pa.int64()) for name in _COUNTS),
@@ -61,25 +60,8 @@ class Part(NamedTuple):
     # For changes, the differences, row after row, as many rows as `begin` has; for a result, the duration of each
     # value; for a curve, its values, row by row; for crashes as recorded, three numbers each.
     second: Int64s
-    sums: Sequence[int | None] | None  # As `narrow_sums` returns them; None in all but one part of a result
-
-
-def narrow_sums(sums: Sequence[int | None]) -> list[int | None]:
-    """Return sums as a part stores them: if a cause exceeds 62 bits, the low bits of each, and the high bits follow."""
-    causes = [each or 0 for each in sums[_CAUSES]]
-    highs = [each >> _LOW_BITS for each in causes]
-    if not any(highs):
-        return list(sums)
-    lows = [each & (1 << _LOW_BITS) - 1 for each in causes]
-    return [*sums[: _CAUSES.start], *lows, *sums[_CAUSES.stop :], *highs]
-
-
-def whole_sums(sums: Sequence[int | None]) -> list[int | None]:
-    """Return the sums from which `narrow_sums` made these."""
-    end = _CAUSES.stop + len(_COSTS)
-    highs = sums[end:] or [0] * len(CAUSES)
-    causes = [((high or 0) << _LOW_BITS) + (low or 0) for low, high in zip(sums[_CAUSES], highs, strict=True)]
-    return [*sums[: _CAUSES.start], *causes, *sums[_CAUSES.stop : end]]
+    # The peak, its time, the sums by cause, maybe beyond 64 bits, and the costs; None in all but one part of a result
+    sums: Sequence[int | Decimal | None] | None
 
 
 def parts_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Part]:
@@ -175,7 +157,7 @@ class _Result:
             return
         self._histogram.add(part.first, part.second)
         if part.sums is not None:
-            peak, peak_ts_ms, *sums = whole_sums(part.sums)
+            peak, peak_ts_ms, *sums = (None if each is None else int(each) for each in part.sums)
             longest_ms = max(self._sums[-1], sums[-1] or 0)
             self._sums = [before + (more or 0) for before, more in zip(self._sums, sums, strict=True)]
             # Subscriptions are blocked at the same time, so their times do not add up.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 
 from ackstate.analysis.estimate.chunks import by_subscription
-from ackstate.analysis.estimate.parts import SCOPES, Part, batches_of, narrow_sums
+from ackstate.analysis.estimate.parts import SCOPES, Part, batches_of
 from ackstate.analysis.estimate.slices import (
     CRASHES,
     CURVE,
@@ -99,7 +99,7 @@ class _SubscriptionTotals:
         for policy, points in enumerate(found):
             yield from self._follow(policy, points)
             yield from (self._changed(policy, change) for change in self._writers[policy].end())
-            yield self._histogram(policy, narrow_sums(self._sums(policy)))
+            yield self._histogram(policy, self._sums(policy))
         if self._died:
             numbers = [each for found in self._died.values() for each in found]
             yield self._part(0, CRASHES, np.array(list(self._died)), np.array(numbers, np.int64))

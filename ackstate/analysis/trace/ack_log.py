@@ -41,7 +41,7 @@ from ackstate.analysis.trace.rows import ROW_SCHEMA
 from ackstate.pulsar_conf import BATCH_INDEX_ACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 MARK = "broker_acks_ms"
 _WORD_BITS = 64
@@ -109,7 +109,7 @@ class _BrokerRun:
         begin_ms = min([0, *opened, *ended, *(command[1] for command in commands[:1])])
         ts_ms = 0
         topic = {"topic": said["topic"], "ts_ms": 0, "kind": "publish", "subscription": ""}
-        for run in _gathered(self._messages):
+        for run in EntrySet.of(self._messages).runs():
             yield {**topic, **_entries(run)}
         event = {"topic": said["topic"], "subscription": said.get("subscription") or said["topic"].rpartition("/")[2]}
         for opened_ms in opened:
@@ -120,7 +120,7 @@ class _BrokerRun:
                 yield {**event, "ts_ms": ts_ms, "kind": "command"}
             ts_ms = max(ts_ms, handled - begin_ms)
             listed, name = _listed(acked, *kind)
-            runs = list(_gathered(run for entry in listed for run in self._acked(entry)))
+            runs = list(EntrySet.of(run for entry in listed for run in self._acked(entry)).runs())
             for run in self._batches_in_parts(listed):
                 yield {**event, "ts_ms": ts_ms, "kind": "batch", **_entries(run)}
             for run in runs:
@@ -183,14 +183,6 @@ def _numbered(entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[
         ends[ledger] = first + size
         messages.append((ledger, first, first + size))
     return messages
-
-
-def _gathered(runs: Iterable[_Run]) -> Iterator[_Run]:
-    """Merge adjacent runs; in order of position."""
-    gathered = EntrySet()
-    for run in runs:
-        gathered.add_run(*run)
-    return gathered.runs()
 
 
 def _entries(run: _Run) -> dict[str, int]:

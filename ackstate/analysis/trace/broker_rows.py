@@ -297,8 +297,8 @@ class _FollowedCursor:
         The first record of a ledger has the position before the ledger was created, and the ranges after that.
         """
         self._latest = self._latest._replace(mark_delete=mark_delete)
-        left = self._acked - self._entries_up_to(mark_delete) - _entries_of(self._latest.ranges)
-        new = left - _entries_of(self._durable.ranges)
+        left = self._acked - self._entries_up_to(mark_delete) - EntrySet.of(self._latest.ranges.runs())
+        new = left - EntrySet.of(self._durable.ranges.runs())
         yield {"kind": "persist_failed", "number": self._persist_count}
         self._persist_count += 1
         yield {"kind": "persist_begun", "number": self._persist_count}
@@ -365,13 +365,6 @@ class _FollowedCursor:
                 end = mark_delete.entry_id if ledger_id == mark_delete.ledger_id else last
                 found.add_run(ledger_id, 0, end + 1)
         return found
-
-
-def _entries_of(ranges: DeletedRanges) -> EntrySet:
-    found = EntrySet()
-    for ledger_id, first, end in ranges.runs():
-        found.add_run(ledger_id, first, end)
-    return found
 
 
 def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:

@@ -5,7 +5,7 @@ Deliberately not `DeletedRanges`: the judge of the cursor shares no code with it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Self, final
 
 from pyroaring import BitMap
 
@@ -23,6 +23,14 @@ class EntrySet:
 
     def __init__(self) -> None:
         self._bitmaps: dict[int, BitMap] = {}
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int, int]]) -> Self:
+        """Return the entries of runs ``(ledger_id, first, end)``, `end` excluded."""
+        found = cls()
+        for run in runs:
+            found.add_run(*run)
+        return found
 
     def __len__(self) -> int:
         return sum(map(len, self._bitmaps.values()))

@@ -145,13 +145,12 @@ class _Follower(CursorListener):
 
     def begin(self, history: SubscriptionHistory, found: Sequence[tuple[int, int, int]], started_ms: int) -> None:
         """Record the state found by the opening, after any earlier recording."""
-        acked = EntrySet()
-        for ledger_id, first, last in found:
-            acked.add_run(ledger_id, first, last + 1)
+        acked = EntrySet.of((ledger_id, first, last + 1) for ledger_id, first, last in found)
         if history.last_kind is None and not found:
             return
         events = []
-        if history.last_kind not in _SETTLED or len(history.accepted - history.promised):
+        is_settled = history.last_kind in _SETTLED and not len(history.accepted - history.promised)
+        if not is_settled and history.last_kind is not EventKind.CRASH:
             # Not after the opening, nor before the last event, whatever the clock says.
             events += [Event(min(self._last_ms, max(started_ms, history.last_ts_ms)), EventKind.CRASH)]
         unknown = [(*run, EventKind.RECOVER) for run in (acked - history.accepted).runs()]
@@ -173,5 +172,10 @@ class _Follower(CursorListener):
     def delivered(self, consumer: str, runs: Sequence[tuple[int, int, int]], *, now_ms: int) -> None:
         self._last_ms = ts_ms = max(now_ms, self._last_ms)
         number = self._consumers.setdefault(consumer, len(self._consumers))
-        events = [Event(ts_ms, EventKind.DELIVER, *run, number) for run in runs]
+        events: list[Event] = []
+        for ledger_id, first, last in runs:
+            if events and (events[-1].ledger_id, events[-1].last_entry + 1) == (ledger_id, first):
+                events[-1] = events[-1]._replace(last_entry=last)
+            else:
+                events.append(Event(ts_ms, EventKind.DELIVER, ledger_id, first, last, number))
         self._recording.record(self._topic, self._subscription, events)

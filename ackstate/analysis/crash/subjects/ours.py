@@ -41,12 +41,10 @@ class ManagedCursorSubject:
     def __init__(self, open_store: Callable[[Path], Store], *, config: CursorConfig = CONFIG) -> None:
         self._open_store = open_store
         self._config = config
-        self._log: Mapping[int, int] = {}
         # Invariant: in the order in which they were given, in which they also become durable.
         self._waiting: deque[tuple[int, Receipt]] = deque()
 
     def start(self, directory: Path, ledgers: Mapping[int, int]) -> None:
-        self._log = ledgers
         self._cursor = ManagedCursor.open(
             # In a directory that it creates, so that its name has to be synced, too.
             self._open_store(directory / "store"),
@@ -85,12 +83,9 @@ class ManagedCursorSubject:
 
     def report(self) -> Report:
         with self._cursor.lock:
-            ledger_id, entry_id = self._cursor.mark_delete_position
-            runs = [EntryRun(lower_id, 0, count) for lower_id, count in self._log.items() if lower_id < ledger_id]
-            runs.append(EntryRun(ledger_id, 0, entry_id + 1))
-            runs += [EntryRun(*run) for run in self._cursor.deleted.runs()]
+            runs = self._cursor.view.acked_runs()
             gauge = self._cursor.redelivery_if_crashed
-        return Report([run for run in runs if run.first < run.end], gauge)
+        return Report([EntryRun(ledger_id, first, last + 1) for ledger_id, first, last in runs], gauge)
 
     def _persist(self) -> None:
         # Under a rate limit the cursor decides whether to write now.

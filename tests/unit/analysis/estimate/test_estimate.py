@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.parts import ESTIMATE, Part, batches_of, narrow_sums, put_together, whole_sums
+from ackstate.analysis.estimate.parts import ESTIMATE, Part, batches_of, put_together
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.estimate.slices import ThinnedCurve
 from ackstate.analysis.replay.curves import Histogram, weight_of
@@ -171,9 +171,7 @@ def test_values_times_durations_are_exact_beyond_64_bits():
 def test_an_estimate_of_a_century_does_not_wrap():
     century_ms = WALL_CLOCK_MS.stop - WALL_CLOCK_MS.start
     lost, young = 4 * 2**32, 3 * 2**32
-    sums = narrow_sums([lost, 5, young * century_ms, 0, 7, 0, 1, 2, 3, 4, 5])
-    assert max(each for each in sums if each is not None) < 2**63
-    assert whole_sums(sums) == [lost, 5, young * century_ms, 0, 7, 0, 1, 2, 3, 4, 5]
+    sums = [lost, 5, young * century_ms, 0, 7, 0, 1, 2, 3, 4, 5]
     names = ("total", "", "", "")
     parts = [Part(0, -1, *names, np.empty(0, np.int64), np.array([lost]), np.array([century_ms]), sums)]
     rows = put_together(batches_of(parts), duration_ms=century_ms, crashes_per_day=1)
