@@ -4,9 +4,9 @@ Each line is a JSON object of one kind:
 
 - ``start``: the broker, its process, and the settings that decide when cursors are written
 - ``subject``: the number of a topic, a consumer or a cursor in this file, and its names
-- ``publish``, ``deliver``: entries ``[ledger, first, last]``, messages in each, unacked messages of a batch
-- ``ack``: when the command was received and handled, its type, entries and bits of a batch that are not acked, and the
-  last record that the cursor had begun before and after it
+- ``publish``, ``deliver``: entries ``[ledger, first, last]``, unacked messages of a batch
+- ``ack``: when the command was handled, its type, entries and bits of a batch that are not acked, and the last record
+  that the cursor had begun before and after it
 - ``look``: a cursor's ledger has changed: the last record begun, the last one written, and its mark-delete position
 - ``consumer``, ``closed``: a consumer was created or closed; the first one of a cursor has the cursor's state
 - ``redeliver``: which entries a consumer requests again, or all
@@ -16,7 +16,7 @@ Each line is a JSON object of one kind:
 
 Each file stands alone: it begins with a ``start`` line, and numbers its consumers and topics itself. The file of a
 broker that was killed ends anywhere, even inside a compressed block: everything before is read. Whatever else is not as
-the interceptor writes it raises `TraceError` with the file and the line.
+the interceptor writes it raises `TraceError` with the file and the line; fields that are not needed are not read.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ class BrokerLife(NamedTuple):
 
     name: str  # Unique
     broker: str  # Its address
-    timer_first_ms: int  # The timer that flushes cursors was started at this time or later
-    timer_last_ms: int  # And at this time or earlier
     config: Mapping[str, str]  # Keys of ``broker.conf``.
 
 
@@ -167,8 +165,7 @@ class LineFields:
         config = self._value("config")
         if not isinstance(config, dict) or not all(isinstance(each, str) for each in config.values()):
             raise TraceError(f"config must be an object of texts, got {_short(config)}")
-        times = (self.time("timer_first_ms"), self.time("timer_last_ms"))
-        return BrokerLife(self.text("life"), self.text("broker"), *times, config)
+        return BrokerLife(self.text("life"), self.text("broker"), config)
 
     def _value(self, name: str) -> Any:
         if name not in self._found:
@@ -233,7 +230,6 @@ class Subject(NamedTuple):
     topic: str
     subscription: str = ""
     consumer: str = ""
-    type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +242,10 @@ class BrokerEvent:
     place: tuple[Path, int]  # File and line
     subject: Subject | None = None  # The consumer or topic; None for a line about the whole recording
     entries: tuple[LedgerEntries, ...] = ()  # The entries concerned
-    messages: int = 1  # Of published and delivered entries, the messages in each
-    received_ms: int = -1  # Of an ack, when the command was received; -1 if unknown
     ack_type: str = ""  # ``Individual``, ``Cumulative`` or ``Transaction``
     before: RecordId = NO_RECORD  # The last record begun when an ack was received
     after: RecordId = NO_RECORD  # The same when it had been handled; of a look, the last record begun
     written: RecordId = NO_RECORD  # Of a look, the last record certainly written
-    opened_ms: int = -1  # Of the first consumer of a cursor, when the cursor was opened; -1 otherwise
     # Of a look, the position of the last record written; of the first consumer, the cursor's.
     mark_delete: Position | None = None
     # Of the first consumer, the ranges acked above it; None if unknown.
@@ -359,7 +352,7 @@ class _File:
         topic = fields.text("topic")
         if not topic:
             raise TraceError("topic must not be empty")
-        rest = [fields.text(name) if fields.has(name) else "" for name in ("subscription", "consumer", "type")]
+        rest = [fields.text(name) if fields.has(name) else "" for name in ("subscription", "consumer")]
         self.subjects[fields.number("subject", 0, 2**31)] = Subject(topic, *rest)
 
 
@@ -367,22 +360,20 @@ def _details(kind: str, fields: LineFields) -> dict[str, Any]:
     """Return the attributes that only events of a kind have."""
     match kind:
         case "publish" | "deliver":
-            return {"entries": fields.runs(), "messages": fields.number("messages", 1, BATCH_MAX)}
+            return {"entries": fields.runs()}
         case "ack":
             ack_type = fields.text("type")
             if ack_type not in _TYPES:
                 raise TraceError(f"type must be one of {', '.join(sorted(_TYPES))}, got {ack_type[:40]!r}")
-            received_ms = fields.number("received_ms", -1, WALL_CLOCK_MS.stop)
             records = {"before": fields.record("before"), "after": fields.record("after")}
-            return {"entries": fields.runs(), "received_ms": received_ms, "ack_type": ack_type, **records}
+            return {"entries": fields.runs(), "ack_type": ack_type, **records}
         case "look":
             ledger_id = fields.number("ledger_id", 0, LEDGER_ID_MAX)
             begun, written = (fields.number(name, -1, ENTRY_ID_MAX) for name in ("begun", "written"))
             records = {"after": record_of(ledger_id, begun), "written": record_of(ledger_id, written)}
             return {**records, "mark_delete": fields.position("mark_delete")}
         case "consumer" if fields.has("opened_ms"):
-            opened_ms = fields.number("opened_ms", -1, WALL_CLOCK_MS.stop)
-            return {"opened_ms": opened_ms, "mark_delete": fields.position("mark_delete"), "deleted": fields.ranges()}
+            return {"mark_delete": fields.position("mark_delete"), "deleted": fields.ranges()}
     return {}
 
 
