@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import (
@@ -38,9 +37,6 @@ def demo(
         "out/demo"
     ),
     seed: Annotated[int, typer.Option(metavar="N", help="Decides the workload and the moment of the kill.")] = 1,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", callback=between(1, 1_000_000), help="Kill this often, with seeds one apart.")
-    ] = 1,
     seconds: Annotated[
         Duration,
         duration_option(plain_unit="s", least="1s", most="1h", help="Kill in the last two thirds of this; 1s to 1h."),
@@ -66,42 +62,34 @@ def demo(
     from ackstate.analysis.demo.report import render, verdict
 
     results = DemoDirectory(out)
-    lives_ms = (seconds.ms // 3, seconds.ms)
-    settings = [DemoSettings(seed=seed + index, flush_interval_ms=flush_interval.ms) for index in range(repeat)]
+    settings = DemoSettings(seed=seed, flush_interval_ms=flush_interval.ms)
     with results.claimed():
-        runs = _kill_and_compare(results.path, settings, lives_ms=lives_ms)
-        write_atomically(results.report, render(runs))
-        summary = console.json_text(main_job.summary_json(runs))
+        run = _kill_and_compare(results.path, settings, lives_ms=(seconds.ms // 3, seconds.ms))
+        write_atomically(results.report, render(run))
+        summary = console.json_text(main_job.summary_json(run))
         write_atomically(results.summary, summary)
     if json:
         console.write(summary)
     else:
-        console.show(outcome_table(runs[-1]), verdict(runs), f"{results.summary}, {results.report}")
-    if not all(run.holds for run in runs):
+        console.show(outcome_table(run), verdict(run), f"{results.summary}, {results.report}")
+    if not run.holds:
         raise typer.Exit(1)
 
 
-def _kill_and_compare(out: Path, settings: Sequence[DemoSettings], *, lives_ms: tuple[int, int]) -> list[DemoRun]:
-    """Run the main job once for each of the settings, with progress shown."""
+def _kill_and_compare(out: Path, settings: DemoSettings, *, lives_ms: tuple[int, int]) -> DemoRun:
+    """Run the main job, with progress shown."""
     from ackstate.analysis.demo import run as main_job
     from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.spark.session import local_session, readable_failures
 
-    runs: list[DemoRun] = []
     with console.progress() as progress, readable_failures(DemoDirectory(out).trace):
         task = progress.add_task("starting Spark", total=1.0)
         spark = local_session()
-        for number, each in enumerate(settings, start=1):
 
-            def show(what: str, share: float, number: int = number) -> None:
-                progress.update(task, description=f"{number}/{len(settings)} {what}", completed=share)
+        def show(what: str, share: float) -> None:
+            progress.update(task, description=what, completed=share)
 
-            runs.append(main_job.run(spark, out, each, lives_ms=lives_ms, progress=show))
-            if len(settings) > 1:
-                # Printed above the bar; without a bar its console is quiet.
-                lines = Console(stderr=True) if progress.disable else progress.console
-                lines.print(repeat_line(runs[-1]), highlight=False, soft_wrap=True)
-    return runs
+        return main_job.run(spark, out, settings, lives_ms=lives_ms, progress=show)
 
 
 def outcome_table(run: DemoRun) -> Table:
@@ -115,12 +103,6 @@ def outcome_table(run: DemoRun) -> Table:
         numbers = (outcome.observed, outcome.lost, outcome.invented)
         table.add_row(outcome.name, str(outcome.acked), str(outcome.durable), outcome.prediction, *map(str, numbers))
     return table
-
-
-def repeat_line(run: DemoRun) -> str:
-    """Return the demo's line for one run of many."""
-    pairs = "   ".join(f"{o.name} {o.prediction} / {o.observed}" for o in run.subscriptions)
-    return f"seed {run.seed}: {'equal' if run.holds else 'NOT EQUAL'}   predicted / observed: {pairs}"
 
 
 def _recovered_tables(results: Sequence[RecoveredCursor]) -> Iterator[Table]:
@@ -139,15 +121,6 @@ def _recovered_tables(results: Sequence[RecoveredCursor]) -> Iterator[Table]:
     yield from (first, second)
 
 
-def _record_bytes_limit(number: int) -> int:
-    from ackstate.limits import GateLimits
-
-    try:
-        return GateLimits(max_unpersisted_ack_record_bytes=number).max_unpersisted_ack_record_bytes
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def broker(
     directory: BrokerDirectoryArgument,
     seconds: Annotated[
@@ -157,27 +130,7 @@ def broker(
     messages_per_second: Annotated[
         int, typer.Option(metavar="N", callback=between(1, NUMBER_MAX), help="Publish rate.")
     ] = 3_000,
-    entries_per_ledger_max: Annotated[
-        int,
-        typer.Option(
-            metavar="N", callback=between(1, NUMBER_MAX), help="Entries of a ledger before the log rolls over."
-        ),
-    ] = 2_500,
-    delayed_share: Annotated[
-        float, typer.Option(metavar="X", callback=between(0, 1), help="Share of delayed messages, 0 to 1.")
-    ] = 0.1,
-    delay_max: Annotated[
-        Duration,
-        duration_option("--delay-ms-max", plain_unit="ms", least="1ms", most=LONGEST, help="Longest delay."),
-    ] = Duration(400),
     flush_interval: FlushIntervalOption = Duration(250),
-    max_unpersisted_ack_record_bytes: Annotated[
-        int,
-        typer.Option(metavar="N", callback=_record_bytes_limit, help="Stop sending at this many bytes; 0 is off."),
-    ] = 16 * 1024,
-    max_unacked_messages: Annotated[
-        int, typer.Option(metavar="N", callback=between(0, NUMBER_MAX), help="Stop sending at this many; 0 is off.")
-    ] = 1_000,
 ) -> None:
     """Run a small broker until it is killed: one topic, three subscriptions, all recorded.
 
@@ -186,10 +139,7 @@ def broker(
     """
     from ackstate.analysis.demo.broker import DemoSettings
 
-    settings = DemoSettings(
-        seed, messages_per_second, entries_per_ledger_max, delayed_share, delay_max.ms, flush_interval.ms,
-        max_unpersisted_ack_record_bytes, max_unacked_messages,
-    )  # fmt: skip
+    settings = DemoSettings(seed, messages_per_second, flush_interval_ms=flush_interval.ms)
     _run_broker(directory, settings, lives_ms=seconds.ms)
 
 

@@ -427,8 +427,7 @@ def _policy_table(result: SweepResult) -> Table:
         table.add_row(
             label, mean_text(total.expected), count_text(total.p99), count_text(total.max),
             mean_text(total.duplicates_per_day),
-            rate_text(total.per_second(total.write_count)), rate_text(total.per_second(total.bytes_written)),
-            mean_text(None if total.blocked_ms is None else total.blocked_ms / 1_000),
+            rate_text(total.prices.writes), rate_text(total.prices.bytes), mean_text(total.prices.blocked_s),
             "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",
         )  # fmt: skip
     return table
@@ -522,7 +521,7 @@ def _estimate_table(result: PolicyResult) -> Table:
     for each in result.estimates:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
         counts = [count_text(getattr(each, name)) for name in ("p50", "p90", "p99", "max")]
-        rates = [rate_text(each.per_second(number)) for number in (each.write_count, each.bytes_written)]
+        rates = [rate_text(number) for number in each.prices[:2]]
         label = _SCOPE_NAMES[each.scope].format(name)
         table.add_row(label, mean_text(each.expected), *counts, mean_text(each.duplicates_per_day), *rates)
     return table

@@ -12,8 +12,6 @@ from ackstate.analysis.chart import Chart, Instants, Line, Marks, number_axis, s
 from ackstate.analysis.html_page import escape, section, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ackstate.analysis.demo.run import DemoRun, SubscriptionOutcome
 
 # A longer name is cut in the plot, to fit a phone; the tables have the whole name.
@@ -44,35 +42,33 @@ $sections
 </main>""")
 
 
-def render(runs: Sequence[DemoRun]) -> str:
-    """Return the page: the last run in full, and the outcomes of all runs."""
-    run = runs[-1]
+def render(run: DemoRun) -> str:
+    """Return the page."""
     settings = {**asdict(run.settings), "kill_ts_ms": run.kill.kill_ts_ms, "lived_ms": run.kill.lived_ms}
     sections = [
         section("At the kill", "outcomes", _outcomes(run), notes=_inside_persist(run)),
-        section("Every run: predicted / observed", "runs", _runs(runs)) if len(runs) > 1 else "",
         section("Over the whole run", "distribution", _distribution(run)),
         section("Recovery", "recoveries", _recoveries(run)),
         section("Settings", "settings", table(("setting", "value"), settings.items())),
     ]
     body = _BODY.substitute(
-        tone="holds" if all(run.holds for run in runs) else "fails",
-        verdict=escape(verdict(runs)),
+        tone="holds" if run.holds else "fails",
+        verdict=escape(verdict(run)),
         killed=f"The broker was killed after {run.kill.lived_ms / 1_000:.2f} s (seed {run.seed}).",
         plot=_plot(run),
         numbers=_numbers(run),
-        sections="\n".join(part for part in sections if part),
+        sections="\n".join(sections),
     )
     style = chart.STYLE + _STYLE
     return html_page.document("ackstate demo: redelivery if crashed", body, scripts="'none'", style=style)
 
 
-def verdict(runs: Sequence[DemoRun]) -> str:
+def verdict(run: DemoRun) -> str:
     """Return one sentence: the number of equal predictions and observations, and of lost and invented acks."""
-    outcomes = [outcome for run in runs for outcome in run.subscriptions]
+    outcomes = run.subscriptions
     lost, invented = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("lost", "invented"))
-    equal = sum(run.holds for run in runs)
-    return f"{equal} of {len(runs)} predictions equal to observation, {lost} lost acks, {invented} invented acks"
+    equal = sum(outcome.predicted_at_kill == outcome.observed for outcome in outcomes)
+    return f"{equal} of {len(outcomes)} predictions equal to observation, {lost} lost acks, {invented} invented acks"
 
 
 def _plot(run: DemoRun) -> str:
@@ -175,28 +171,6 @@ _CAME_TRUE = {
 
 def _answers_true(outcome: SubscriptionOutcome) -> tuple[bool, bool]:
     return outcome.observed == outcome.predicted_if_not_written, outcome.observed == outcome.predicted_if_written
-
-
-def _runs(runs: Sequence[DemoRun]) -> str:
-    names = list(dict.fromkeys(outcome.name for run in runs for outcome in run.subscriptions))
-    rows = []
-    for run in runs:
-        pairs = {outcome.name: f"{outcome.prediction} / {outcome.observed}" for outcome in run.subscriptions}
-        lived = f"{run.kill.lived_ms / 1_000:.2f} s"
-        rows.append((run.seed, lived, *(pairs.get(name, "-") for name in names), _run_verdict(run)))
-    header = ("seed", "killed after", *names, "verdict")
-    return table(header, rows, failing=[index for index, run in enumerate(runs) if not run.holds])
-
-
-def _run_verdict(run: DemoRun) -> str:
-    found = []
-    if any(outcome.predicted_at_kill != outcome.observed for outcome in run.subscriptions):
-        found.append("NOT EQUAL")
-    for what in ("lost", "invented"):
-        count = sum(getattr(outcome, what) for outcome in run.subscriptions)
-        if count:
-            found.append(f"{count} {what}")
-    return ", ".join(found) or "equal"
 
 
 def _distribution(run: DemoRun) -> str:

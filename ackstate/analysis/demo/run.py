@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.crash import dying
@@ -106,25 +106,14 @@ def run(
     return _compare(spark, results.trace, kill=kill, recoveries=recoveries, settings=settings)
 
 
-def summary_json(runs: list[DemoRun]) -> dict[str, Any]:
-    """Return the content of `summary.json`: the last run, and the number of equal predictions and observations."""
-    last = runs[-1]
+def summary_json(run: DemoRun) -> dict[str, Any]:
+    """Return the content of `summary.json`."""
     return {
-        "subscriptions": [asdict(outcome) for outcome in last.subscriptions],
-        "seed": last.seed,
-        "kill_ts_ms": last.kill.kill_ts_ms,
-        "kill_inside_persist": any(outcome.kill_inside_persist for outcome in last.subscriptions),
-        "repeat": {
-            "runs": len(runs),
-            "equal": sum(run.holds for run in runs),
-            "lost": sum(outcome.lost for run in runs for outcome in run.subscriptions),
-            "invented": sum(outcome.invented for run in runs for outcome in run.subscriptions),
-            "killed_inside_persist": sum(
-                any(outcome.kill_inside_persist for outcome in run.subscriptions) for run in runs
-            ),
-            "seeds": [run.seed for run in runs],
-        },
-        "settings": asdict(last.settings),
+        "subscriptions": [asdict(outcome) for outcome in run.subscriptions],
+        "seed": run.seed,
+        "kill_ts_ms": run.kill.kill_ts_ms,
+        "kill_inside_persist": any(outcome.kill_inside_persist for outcome in run.subscriptions),
+        "settings": asdict(run.settings),
     }
 
 
@@ -190,7 +179,7 @@ def run_and_kill(
     moment_ms = random.Random(f"kill {settings.seed}").randint(*lives_ms)  # noqa: S311 - a moment, not a secret
     # If its parent dies first, and the kernel does not kill it, it ends by itself soon after.
     options = ["--seconds", str(lives_ms[1] / 1_000 + 30)]
-    options += [f"--{field.name.replace('_', '-')}={getattr(settings, field.name)}" for field in fields(settings)]
+    options += [f"--seed={settings.seed}", f"--flush-interval-ms={settings.flush_interval_ms}"]
     with _start("broker", *options, "--", str(directory.path)) as child:
         try:
             assert child.stdout is not None

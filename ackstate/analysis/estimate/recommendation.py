@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.results import Estimate, PolicyResult
 
-_SECOND_MS = 1_000
 GAIN_MIN = 0.01
 """A setting that saves a smaller share of the current redelivery is not recommended."""
 _MESSAGES_MIN = 0.5  # nor one that saves fewer messages per crash, which would be shown as 0
@@ -54,7 +53,7 @@ class Target:
     def excess(self, result: PolicyResult) -> tuple[float, float]:
         """Return by how much a policy is above the writes, and above the redelivery; zeros if it keeps to both."""
         total = result.total
-        writes = total.per_second(total.write_count or 0)
+        writes = total.prices.writes or 0.0
         too_many = 0.0 if self.writes_at_most is None else max(writes - self.writes_at_most, 0.0)
         return too_many, 0.0 if self.p99_at_most is None else max(_p99(total) - self.p99_at_most, 0.0)
 
@@ -84,7 +83,7 @@ class Recommendation:
         """The recommendation in one sentence."""
         if self.target is not None and self.missed_by is not None:
             total = self.missed_by.total
-            numbers = f"p99 {_p99(total):,}, {short_number(total.per_second(total.write_count or 0))} writes/s"
+            numbers = f"p99 {_p99(total):,}, {short_number(total.prices.writes or 0)} writes/s"
             return f"no policy of the grid has {self.target.text}; the nearest: {_settings(self.missed_by)} ({numbers})"
         if self.recommended is None:
             current = "the recorded one" if self.current.policy is AS_RECORDED else policy_text(self.current.policy)
@@ -268,14 +267,11 @@ def _gain(chosen: Estimate, other: Estimate) -> str:
 
 def price_texts(chosen: Estimate, other: Estimate) -> list[str]:
     """Return the additional cost of a policy: writes and bytes per second, and time blocked if it differs."""
-    pairs = [
-        (chosen.per_second(chosen.write_count), other.per_second(other.write_count), "writes/s"),
-        (chosen.per_second(chosen.bytes_written), other.per_second(other.bytes_written), "bytes/s"),
+    told = [
+        f"{short_number(after - before, sign='+')} {unit}"
+        for after, before, unit in zip(chosen.prices, other.prices, ("writes/s", "bytes/s"), strict=False)
+        if after is not None and before is not None  # A recording may lack these numbers.
     ]
-    # A recording may lack these numbers.
-    known = ((after, before, unit) for after, before, unit in pairs if after is not None and before is not None)
-    told = [f"{short_number(after - before, sign='+')} {unit}" for after, before, unit in known]
-    if chosen.blocked_ms is not None and chosen.blocked_ms != (other.blocked_ms or 0):
-        blocked_s = (chosen.blocked_ms - (other.blocked_ms or 0)) / _SECOND_MS
-        told.append(f"{short_number(blocked_s, sign='+')} s blocked")
+    if chosen.prices.blocked_s is not None and chosen.blocked_ms != (other.blocked_ms or 0):
+        told.append(f"{short_number(chosen.prices.blocked_s - (other.prices.blocked_s or 0), sign='+')} s blocked")
     return told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ackstate.analysis.estimate.recommendation import Recommendation, Target, messages_text, recommend, unbeaten
 from ackstate.analysis.replay.policy import AS_RECORDED, PolicyError
@@ -18,6 +18,14 @@ RECORDED, CURRENT, RECOMMENDED = "recorded", "current policy", "recommended poli
 """Names of the recording, and of the two policies that are compared, in headline, recommendation and plots."""
 # The current policy, replayed, and the recording differ by this factor if they do not match.
 _MISMATCH = 4 / 3
+
+
+class Prices(NamedTuple):
+    """The costs of a policy; None if they are unknown."""
+
+    writes: float | None  # A second
+    bytes: float | None  # Written a second
+    blocked_s: float | None  # Seconds in which dispatch was blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +59,14 @@ class Estimate:
     duration_ms: int
     duplicates_per_day: float | None
 
-    @overload
-    def per_second(self, number: int) -> float: ...
+    @property
+    def prices(self) -> Prices:
+        """What the persists cost."""
+        rates = (self._per_second(number) for number in (self.write_count, self.bytes_written))
+        return Prices(*rates, None if self.blocked_ms is None else self.blocked_ms / _SECOND_MS)
 
-    @overload
-    def per_second(self, number: None) -> None: ...
-
-    def per_second(self, number: int | None) -> float | None:
-        """Return a number of the whole trace per second; 0 if no time passed, None if it is unknown."""
+    def _per_second(self, number: int | None) -> float | None:
+        """Return a number of the whole trace per second; 0 if no time passed."""
         if number is None:
             return None
         return number * _SECOND_MS / self.duration_ms if self.duration_ms else 0.0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ackstate.analysis.estimate.recommendation import Recommendation
-    from ackstate.analysis.estimate.results import Estimate, PolicyResult
+    from ackstate.analysis.estimate.results import PolicyResult
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 
@@ -199,7 +199,7 @@ def _native(advice: Recommendation) -> str:
     return (
         f'<p class="aside">Not a setting of Pulsar: ackstate\'s native journal '
         f"({escape(policy_text(advice.native.policy))}) would redeliver {number_text(total, 'expected')} messages "
-        f"per broker crash, with {short_number(total.per_second(total.bytes_written or 0))} bytes/s.</p>"
+        f"per broker crash, with {short_number(total.prices.bytes or 0)} bytes/s.</p>"
     )
 
 
@@ -208,10 +208,8 @@ def _price(contents: Contents) -> str:
     current, recommended = contents.reference, result.recommended
     shown = [current] if recommended is None else [current, recommended]
     head = "".join(f'<th scope="col">{escape(role_text(result, each))}</th>' for each in shown)
-    rows = [
-        (name, [of(each.total) for each in shown])
-        for name, of in (("writes/s", _writes), ("bytes/s", _bytes), ("blocked, s", _blocked))
-    ]
+    columns = zip(*(each.total.prices for each in shown), strict=True)
+    rows = list(zip(("writes/s", "bytes/s", "blocked, s"), columns, strict=True))
     body = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_number(each)}</td>" for each in numbers)}</tr>'
         for name, numbers in rows
@@ -220,18 +218,6 @@ def _price(contents: Contents) -> str:
     if not body:
         return ""
     return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _writes(total: Estimate) -> float | None:
-    return total.per_second(total.write_count)
-
-
-def _bytes(total: Estimate) -> float | None:
-    return total.per_second(total.bytes_written)
-
-
-def _blocked(total: Estimate) -> float | None:
-    return None if total.blocked_ms is None else total.blocked_ms / 1_000
 
 
 def _number(number: float | None) -> str:

@@ -322,10 +322,8 @@ def _thin(items: Sequence[_Item]) -> list[_Item]:
     return [*items[::step]]
 
 
-def _prices(result: PolicyResult) -> tuple[float, float, float]:
-    total = result.total
-    writes, written = (total.per_second(number or 0) for number in (total.write_count, total.bytes_written))
-    return writes, written, (total.blocked_ms or 0) / 1_000
+def _prices(result: PolicyResult) -> list[float]:
+    return [each or 0 for each in result.total.prices]
 
 
 def _is_wide(numbers: Sequence[float]) -> bool:

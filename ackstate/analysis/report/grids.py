@@ -106,10 +106,10 @@ def _estimate_row(each: Estimate) -> list[Any]:
 def _policy_row(result: SweepResult, each: PolicyResult, name: str) -> list[Any]:
     total = each.total
     # A recording lacks the bytes that were written.
-    prices = [total.per_second(total.bytes_written), (total.blocked_ms or 0) / 1_000] if each.policy else [None, None]
+    prices = [total.prices.bytes, total.prices.blocked_s or 0] if each.policy else [None, None]
     role = "" if result.role_of(each) == name else result.role_of(each)
     note = "; ".join(filter(None, (role, "never flushed in this trace" if each.never_flushed else "")))
     return [
         name, note, total.expected, total.p99, total.max, total.duplicates_per_day,
-        total.per_second(total.write_count), *prices, "yes" if each.is_on_front and not each.never_flushed else "",
+        total.prices.writes, *prices, "yes" if each.is_on_front and not each.never_flushed else "",
     ]  # fmt: skip

@@ -26,7 +26,7 @@ def test_the_version_is_that_of_the_distribution(capsys):
         ("re", ["redelivery", "recover"]),
         ("trace c", ["convert", "check"]),
         ("pulsar s", ["snapshot"]),
-        ("broker --delay", ["--delayed-share", "--delay-ms-max"]),
+        ("broker --se", ["--seconds", "--seed"]),
         ("sweep --cur", ["--current-policy"]),
     ],
 )
