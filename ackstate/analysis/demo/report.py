@@ -100,7 +100,7 @@ def _plot(run: DemoRun) -> str:
 
 
 def _begin_ms(run: DemoRun) -> int:
-    return min((ts_ms for _, ts_ms, _, _ in run.curve), default=run.kill.kill_ts_ms)
+    return min((ts_ms for _, ts_ms, _ in run.curve), default=run.kill.kill_ts_ms)
 
 
 def _numbers(run: DemoRun) -> str:
@@ -119,19 +119,16 @@ def _highest(run: DemoRun) -> int:
         for outcome in run.subscriptions
         for value in (outcome.observed, outcome.predicted_if_not_written, outcome.predicted_if_written)
     ]
-    return max([1, *(most for _, _, _, most in run.curve), *at_kill])
+    return max([1, *(value for _, _, value in run.curve), *at_kill])
 
 
 def _curves(run: DemoRun, *, begin_ms: int) -> defaultdict[str, list[tuple[float, int]]]:
-    """Return each subscription's line up to the kill, in seconds and messages.
-
-    Each slice of time has its maximum, then its end, so that a persist is visible as a fall.
-    """
+    """Return each subscription's line up to the kill, in seconds and messages."""
     curves: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
-    for name, ts_ms, at_end, most in run.curve:
+    for name, ts_ms, value in run.curve:
         # The trace continues with the recovery, but the run ended here.
         if ts_ms <= run.kill.kill_ts_ms:
-            curves[name] += [((ts_ms - begin_ms) / 1_000, value) for value in (most, at_end)]
+            curves[name].append(((ts_ms - begin_ms) / 1_000, value))
     return curves
 
 

@@ -78,7 +78,7 @@ class DemoRun:
     kill: Kill  # The broker's death
     subscriptions: list[SubscriptionOutcome]  # The outcome of each subscription
     recoveries: list[dict[str, Any]]  # The report of the second process for each subscription
-    curve: list[tuple[str, int, int, int]]  # Points (subscription, ts_ms, redelivery, redelivery_max) for the plot
+    curve: list[tuple[str, int, int]]  # Points (subscription, ts_ms, redelivery) for the plot
     settings: DemoSettings  # The settings of the broker
 
     @property
@@ -124,7 +124,7 @@ def _compare(
     found = {row["subscription"]: row for row in rows if row["scope"] == "subscription"}
     outcomes = [_outcome(recovered, found[recovered["subscription"]]) for recovered in recoveries]
     curve = sorted(
-        (name, ts_ms, number, number)
+        (name, ts_ms, number)
         for name, row in found.items()
         for ts_ms, number in zip(row["curve_ms"] or (), row["curve"] or (), strict=False)
     )

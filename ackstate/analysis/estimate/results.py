@@ -62,8 +62,8 @@ class Estimate:
     @property
     def prices(self) -> Prices:
         """What the persists cost."""
-        rates = (self._per_second(number) for number in (self.write_count, self.bytes_written))
-        return Prices(*rates, None if self.blocked_ms is None else self.blocked_ms / _SECOND_MS)
+        blocked_s = None if self.blocked_ms is None else self.blocked_ms / _SECOND_MS
+        return Prices(self._per_second(self.write_count), self._per_second(self.bytes_written), blocked_s)
 
     def _per_second(self, number: int | None) -> float | None:
         """Return a number of the whole trace per second; 0 if no time passed."""
