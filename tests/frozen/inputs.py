@@ -1,4 +1,7 @@
-"""Make the frozen traces, once: `python -m frozen.inputs`. Goes with what it calls; the traces stay."""
+"""Make the frozen traces, once: `python -m frozen.inputs`. Goes with what it calls; the traces stay.
+
+Seven were generated, with crashes, which `ackstate trace generate` has no more.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,6 @@ from frozen.command import TRACES, answer_of
 from trace_files import read_rows
 
 T0_MS = 1_700_000_000_000
-GENERATED = {
-    "in_order": "--events 30000 --messages-per-second 2000 --hot-share 0.8",
-    "key_shared": "--events 6000 --messages-per-second 100 --crashes 1",
-    "one_stuck_consumer": "--events 5000 --messages-per-second 150 --crashes 2",
-    "client_holes": "--events 6000 --messages-per-second 200 --crashes 3",
-    "many_consumers": "--events 5000 --messages-per-second 100",
-    "mixed_delays": "--events 5000 --messages-per-second 60 --crashes 1",
-    "heavy_traffic": "--events 6000 --messages-per-second 200 --crashes 2",
-}
 LEDGERS = {3: 60, 5: 60, 9: 60}
 CONFIGS = {
     "young and few ranges": CursorConfig(become_old_ack_record_seconds=1, range_count_max=2, keep=Keep.WIDEST),
@@ -244,13 +238,10 @@ def write(name, lines):
 
 
 def main(names):
-    for name in names or [*GENERATED, *RECORDED, "quiet_and_long"]:
+    for name in names or [*RECORDED, "quiet_and_long"]:
         with tempfile.TemporaryDirectory() as found:
             directory, trace = Path(found) / "recording", Path(found) / "trace"
-            if name in GENERATED:
-                usual = "--subscriptions 3 --topics 2 --flush-interval-ms 700ms --seed 11"
-                answer_of("trace generate", str(trace), "--workload", name, *f"{usual} {GENERATED[name]}".split())
-            elif name in RECORDED:
+            if name in RECORDED:
                 RECORDED[name](directory)
                 answer_of("trace convert", str(directory), str(trace))
             write(name, lines_of_trace(trace) if name != "quiet_and_long" else quiet_and_long())

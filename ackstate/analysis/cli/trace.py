@@ -141,12 +141,8 @@ def generate(
     topics: Annotated[
         int, typer.Option(metavar="N", help="Number of topics, over which the subscriptions are spread.")
     ] = 4,
-    hot_share: Annotated[
-        float | None, typer.Option(metavar="X", help="One subscription has this share of the events.")
-    ] = None,
     messages_per_second: Annotated[float, typer.Option(metavar="X", help="Mean rate of a topic.")] = 5_000.0,
     flush_interval: FlushIntervalOption = Duration(1_000),
-    crashes: Annotated[int, typer.Option(metavar="N", help="The broker dies, and recovers, this often.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Generate a big trace of a given shape, in parallel, with Spark.
@@ -159,11 +155,7 @@ def generate(
     from ackstate.analysis.trace.generate import TracePlan, make_trace
     from ackstate.analysis.trace.parquet import check_replaceable
 
-    plan = TracePlan(
-        workload, events, seed, subscriptions, topics, hot_share, messages_per_second, flush_interval.ms, crashes
-    )
-    # Checked before Spark, which takes seconds to start.
-    plan.outages()
+    plan = TracePlan(workload, events, seed, subscriptions, topics, messages_per_second, flush_interval.ms)
     check_replaceable(out)
     with console.progress() as progress, readable_failures(out, work="write"):
         task = progress.add_task("starting Spark", total=None)

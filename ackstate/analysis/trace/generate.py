@@ -36,23 +36,17 @@ if TYPE_CHECKING:
 
 # A row group takes 2 to 5 MB.
 _ROW_GROUP_CHUNKS, _ROW_GROUPS_PER_FILE, _FILES_PER_CORE = 64, 64, 4
-EVENTS_MAX, SUBSCRIPTIONS_MAX, CRASHES_MAX, FLUSH_INTERVAL_MS_MAX = 10**13, 10**7, 10_000, 86_400_000
+EVENTS_MAX, SUBSCRIPTIONS_MAX, FLUSH_INTERVAL_MS_MAX = 10**13, 10**7, 86_400_000
 _RATE_MIN, _RATE_MAX = 0.001, 10_000_000.0
 _SPAN_S_MAX = 100 * 365 * 86_400
 _NS_PER_MS, _NS_PER_S = 1_000_000, 1_000_000_000
-_BEGIN_MS, RECOVERY_MS = 1_700_000_000_000, 2_000
+_BEGIN_MS = 1_700_000_000_000
 # Near Pulsar's 50,000, and a multiple of every block of a workload.
 ENTRIES_PER_LEDGER, LEDGER_FIRST = 51_200, 1_000
 # Rates hold for about this long.
 _SPELL_MS = 250
 _PUBLISHED_AT_ONCE = 64
 _NEVER = 2**55
-# CRASH and RECOVER, and for each message REDELIVER, DELIVER and ACK.
-_CRASH_EVENTS, _LOST_EVENTS = 2, 3
-# Subscriptions with the same number of events end at most this far apart.
-_UNEQUAL_NS = _NS_PER_S // 2
-# A crash falls between two milliseconds, so that no other event has its time.
-_OFF_NS = _NS_PER_MS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +58,8 @@ class TracePlan:
     seed: int = 1  # Decides everything else: the same plan gives the same trace
     subscriptions: int = 8  # Number of subscriptions
     topics: int = 4  # Number of topics over which the subscriptions are spread
-    # The first subscription has this share of the events, and a topic to itself; None: all are alike.
-    hot_share: float | None = None
-    # Mean rate of a topic whose subscriptions have the mean number of events; other topics have proportional rates, so
-    # that all take the same time.
-    messages_per_second: float = MESSAGES_PER_SECOND
+    messages_per_second: float = MESSAGES_PER_SECOND  # Mean rate of a topic
     flush_interval_ms: int = 1_000  # Interval at which every cursor persists
-    crashes: int = 0  # Number of times that the broker dies, all subscriptions at once
 
     def __post_init__(self) -> None:
         workload_named(self.workload)
@@ -79,92 +68,28 @@ class TracePlan:
         _check("topics", self.topics, 1, self.subscriptions, "as many as subscriptions at most")
         _check("messages per second", self.messages_per_second, _RATE_MIN, _RATE_MAX)
         _check("flush interval in ms", self.flush_interval_ms, 1, FLUSH_INTERVAL_MS_MAX)
-        _check("crashes", self.crashes, 0, CRASHES_MAX)
-        if self.hot_share is not None:
-            self._check_hot(self.hot_share)
-        if self.events_of(self.subscriptions - 1) < 1:
+        if self.events < self.subscriptions:
             raise ValueError(f"{self.events} events are fewer than one for each of {self.subscriptions} subscriptions")
-        _check("messages per second of the first topic", self.rate_of(0), _RATE_MIN, _RATE_MAX)
         # An entry has at least one event, its delivery or its ack.
-        if self.events_of(0) / self.rate_of(0) > _SPAN_S_MAX:
+        if self.events_of(0) / self.messages_per_second > _SPAN_S_MAX:
             raise ValueError(f"{self.events} events take more than 100 years: raise the rate")
 
-    def _check_hot(self, share: float) -> None:
-        if not 0 < share < 1:
-            raise ValueError(f"hot share must be between 0 and 1, got {share}")
-        if self.topics < 2:
-            raise ValueError("a hot subscription has a topic to itself: at least 2 topics are needed")
-        if not 1 <= round(self.events * share) < self.events:
-            raise ValueError(f"hot share {share} of {self.events} events leaves no event for one side")
-
-    @property
-    def _hot_count(self) -> int:
-        return 0 if self.hot_share is None else 1
-
-    @property
-    def _hot_events(self) -> int:
-        return 0 if self.hot_share is None else round(self.events * self.hot_share)
-
     def events_of(self, subscription: int) -> int:
-        """Return the number of a subscription's events; except for a hot one, it never rises with the index."""
-        if subscription < self._hot_count:
-            return self._hot_events
-        share, rest = divmod(self.events - self._hot_events, self.subscriptions - self._hot_count)
-        return share + (subscription - self._hot_count < rest)
+        """Return the number of a subscription's events; it never rises with the index."""
+        share, rest = divmod(self.events, self.subscriptions)
+        return share + (subscription < rest)
 
     def topic_of(self, subscription: int) -> int:
         """Return the number of a subscription's topic; subscription k is the first of topic k."""
-        hot = self._hot_count
-        return subscription if subscription < hot else hot + (subscription - hot) % (self.topics - hot)
+        return subscription % self.topics
 
-    def rate_of(self, topic: int) -> float:
-        """Return a topic's mean rate, in messages a second."""
-        if self.hot_share is None:
-            return self.messages_per_second
-        cold = (self.events - self._hot_events) / (self.subscriptions - 1)
-        return self.messages_per_second * (cold if topic else self._hot_events) / (self.events / self.subscriptions)
-
-    def outages(self) -> list[Outage]:
-        """Return the outages, timed by the first subscription, whose events an outage brings forward."""
-        end_ns = None
-        while True:
-            found: list[Outage] = [] if end_ns is None else self._outages_until(end_ns)
-            series = self.series_of(0, found)
-            ended_ns = int(series.arrivals.at_ns(np.array([series.slot_of(self.events_of(0) - 1)]))[0]) - _UNEQUAL_NS
-            if len(found) == self.crashes and (not found or found[-1].at_ns < ended_ns):
-                return found
-            end_ns = ended_ns if end_ns is None else min(ended_ns, end_ns * 19 // 20)
-
-    def _outages_until(self, end_ns: int) -> list[Outage]:
-        """Spread the outages over a time, each at a seeded moment after a persist since the one before."""
-        flushes = Flushes(self.flush_interval_ms)
-        interval_ns = flushes.interval_ms * _NS_PER_MS
-        if self.crashes > end_ns // interval_ns - 1:
-            raise ValueError(
-                f"{self.crashes} crashes do not fit: the trace is too short for one in each flush interval of "
-                f"{flushes.interval_ms} ms"
-            )
-        bits = _scattered(_key_of(self.seed, "outages"), np.arange(self.crashes))
-        lates_ms = flushes.length_ms + (bits % np.uint64(flushes.interval_ms - flushes.length_ms)).astype(np.int64)
-        found: list[Outage] = []
-        start_ns = 0
-        for number, late_ms in enumerate(lates_ms.tolist()):
-            wanted_ns = (2 * number + 1) * end_ns // (2 * self.crashes)
-            begun_ns = start_ns + max((wanted_ns - start_ns) // interval_ns, 1) * interval_ns
-            start_ns = begun_ns + late_ms * _NS_PER_MS
-            found.append(Outage(start_ns + _OFF_NS, begun_ns))
-        return found
-
-    def series_of(self, subscription: int, outages: Sequence[Outage]) -> SubscriptionSeries:
+    def series_of(self, subscription: int) -> SubscriptionSeries:
         """Return a subscription's events."""
-        shape, topic = workload_named(self.workload), self.topic_of(subscription)
-        rate = self.rate_of(topic)
+        shape, topic, rate = workload_named(self.workload), self.topic_of(subscription), self.messages_per_second
         # Delays are set at publish time, the same for all subscriptions of the topic.
         told_by = ("topic", topic) if shape.delay_ms else ("subscription", subscription)
         arrivals = Arrivals.at_rate(_key_of(self.seed, "arrivals", topic), rate)
-        key = _key_of(self.seed, *told_by)
-        starts_ms = (0, *(each.at_ns // _NS_PER_MS for each in outages))
-        return SubscriptionSeries(shape, arrivals, key, rate, Flushes(self.flush_interval_ms, starts_ms), outages)
+        return SubscriptionSeries(shape, arrivals, _key_of(self.seed, *told_by), rate, Flushes(self.flush_interval_ms))
 
 
 def _check(what: str, value: float, lowest: float, highest: float, why: str = "") -> None:
@@ -219,25 +144,15 @@ class Arrivals:
         at_ns: Int64s = begins[spells] + lasts[spells] * passed // self.spell_slots
         return at_ns
 
-    def first_slot(self, at_ns: int) -> int:
-        """Return the first slot that is at `at_ns`, at least 0, or later."""
-        spell = at_ns // self.spell_ns
-        # The spell of that number may begin later.
-        if at_ns < self._begin_ns(np.array([spell]))[0]:
-            spell -= 1
-        begin, end = map(int, self._begin_ns(np.array([spell, spell + 1])))
-        return spell * self.spell_slots - (-(at_ns - begin) * self.spell_slots // (end - begin))
-
     def _begin_ns(self, spells: Int64s) -> Int64s:
         late = (_scattered(self.key, spells) % np.uint64(self.spell_ns // 2)).astype(np.int64)
         return np.where(spells > 0, spells * self.spell_ns + late, 0)
 
 
 class Flushes(NamedTuple):
-    """Persists at a fixed interval since the broker started, the first one after it; each has a begin and an end."""
+    """Persists at a fixed interval, the first one after it; each has a begin and an end."""
 
     interval_ms: int
-    starts_ms: tuple[int, ...] = (0,)  # of the broker: after each outage again, and a persist is complete before that
 
     @property
     def length_ms(self) -> int:
@@ -246,30 +161,15 @@ class Flushes(NamedTuple):
 
     def before(self, at_ns: int) -> int:
         """Return the number of begins and ends up to a time, inclusive."""
-        return int(self._before(np.array([at_ns // _NS_PER_MS]))[0])
-
-    def _before(self, at_ms: Int64s) -> Int64s:
-        starts_ms = np.array(self.starts_ms)
-        passed = np.minimum(at_ms[:, None], np.append(starts_ms[1:], _NEVER)) - starts_ms
-        ended = np.maximum(passed - self.length_ms, 0) // self.interval_ms
-        counts: Int64s = (np.maximum(passed, 0) // self.interval_ms + ended).sum(axis=1)
-        return counts
+        at_ms = at_ns // _NS_PER_MS
+        return at_ms // self.interval_ms + max(at_ms - self.length_ms, 0) // self.interval_ms
 
     def between(self, first: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return times, kinds and persists' numbers of the begins and ends numbered from `first` to `end`, excluded."""
-        indexes, starts_ms = np.arange(first, end), np.array(self.starts_ms)
-        before = self._before(starts_ms)
-        life = np.searchsorted(before, indexes, side="right") - 1
+        indexes = np.arange(first, end)
         number, is_end = indexes // 2 + 1, indexes % 2
-        at_ms = starts_ms[life] + (number - before[life] // 2) * self.interval_ms + is_end * self.length_ms
+        at_ms = number * self.interval_ms + is_end * self.length_ms
         return at_ms * _NS_PER_MS, np.where(is_end, EventKind.PERSIST_ENDED, EventKind.PERSIST_BEGUN), number
-
-
-class Outage(NamedTuple):
-    """The broker's death, the same instant for all of its subscriptions."""
-
-    at_ns: int  # The time of death, on the clock of `Arrivals`, which stops until the recovery
-    begun_ns: int  # When the last persist began that was complete then
 
 
 class Turns(NamedTuple):
@@ -316,7 +216,6 @@ class SubscriptionSeries:
     key: int  # Assigns the entries of each block to classes
     messages_per_second: float  # The mean rate, which converts waiting times into blocks
     flushes: Flushes  # The persists of the cursor
-    outages: Sequence[Outage] = ()  # The outages of the broker, in order, at most one between two persists
 
     def chunks(self, count: int) -> Iterator[Events]:
         """Yield the first events of the series, `CHUNK_EVENTS` at a time."""
@@ -341,7 +240,7 @@ class SubscriptionSeries:
             entries = np.arange(first, last) * at_once
             due = self._due_ms(entries) if self.workload.delay_ms else np.full(len(entries), -1)
             kinds, length = np.full(len(entries), EventKind.PUBLISH), np.full(len(entries), at_once)
-            yield _columns(self._wall_ms(self.arrivals.at_ns(2 * entries)), kinds, entries, length, due)
+            yield _columns(_wall_ms(self.arrivals.at_ns(2 * entries)), kinds, entries, length, due)
 
     def slot_of(self, seq: int) -> int:
         """Return the last slot that has at most this many events before it."""
@@ -349,10 +248,7 @@ class SubscriptionSeries:
 
     def _before(self, slot: int) -> int:
         at_ns = int(self.arrivals.at_ns(np.array([slot]))[0])
-        passed = int(np.searchsorted(self._outages_ns, at_ns, side="right"))
-        lost = sum(self._acks.before(end) - self._acks.before(first) for first, end in self._lost[:passed])
-        at_outages = passed * _CRASH_EVENTS + lost * _LOST_EVENTS
-        return self._deliveries.before(slot) + self._acks.before(slot) + self.flushes.before(at_ns) + at_outages
+        return self._deliveries.before(slot) + self._acks.before(slot) + self.flushes.before(at_ns)
 
     @cached_property
     def _delayed(self) -> Int64s:
@@ -386,16 +282,6 @@ class SubscriptionSeries:
             first[0] += UNACKED_MAX
         return Turns(first, 1)
 
-    @cached_property
-    def _lost(self) -> list[tuple[int, int]]:
-        """For each outage, the slots from the first (inclusive) to the end (exclusive) whose acks it undoes."""
-        slot = self.arrivals.first_slot
-        return [(slot(outage.begun_ns), slot(outage.at_ns)) for outage in self.outages]
-
-    @cached_property
-    def _outages_ns(self) -> Int64s:
-        return np.array([outage.at_ns for outage in self.outages], np.int64)
-
     def _between(self, first: int, end: int) -> Events:
         """Return the events from slot `first` (inclusive) to slot `end` (exclusive)."""
         bounds_ns = self.arrivals.at_ns(np.array([first, end])).tolist()
@@ -404,38 +290,14 @@ class SubscriptionSeries:
         at_ns = np.concatenate((flushed[0], self.arrivals.at_ns(delivered.slots), self.arrivals.at_ns(acked.slots)))
         # Stable, so that a persist comes before other events of its instant.
         order = np.argsort(at_ns, kind="stable")
-        at_ns = at_ns[order]
         kinds = (flushed[1], _same(EventKind.DELIVER, delivered), _same(EventKind.ACK, acked))
-        events = _columns(
-            self._wall_ms(at_ns),
+        return _columns(
+            _wall_ms(at_ns[order]),
             np.concatenate(kinds)[order],
             np.concatenate((np.full(len(flushed[0]), -1), delivered.first, acked.first))[order],
             np.concatenate((flushed[0] * 0, _same(delivered.length, delivered), _same(1, acked)))[order],
             np.concatenate((flushed[2], delivered.number, acked.number))[order],
         )
-        begin, parts = 0, []
-        for outage in range(*np.searchsorted(self._outages_ns, bounds_ns, side="right").tolist()):
-            died = int(np.searchsorted(at_ns, self._outages_ns[outage]))
-            parts += [events.where(slice(begin, died)), self._outage(outage)]
-            begin = died
-        return joined([*parts, events.where(slice(begin, None))])
-
-    def _outage(self, index: int) -> Events:
-        """Return the events of an outage: death, recovery, and the repeated delivery and ack of unpersisted entries."""
-        lost = self._acked(*self._lost[index])
-        recovered_ms = int(self._wall_ms(self._outages_ns[index : index + 1])[0])
-        none = np.full(_CRASH_EVENTS, -1)
-        ends_ms, ends = np.array([recovered_ms - RECOVERY_MS, recovered_ms]), [EventKind.CRASH, EventKind.RECOVER]
-        parts = [_columns(ends_ms, np.array(ends), none, none * 0, none)]
-        for kind in (EventKind.REDELIVER, EventKind.DELIVER, EventKind.ACK):
-            number = _same(-1, lost) if kind == EventKind.REDELIVER else lost.number
-            parts.append(_columns(_same(recovered_ms, lost), _same(kind, lost), lost.first, _same(1, lost), number))
-        return joined(parts)
-
-    def _wall_ms(self, at_ns: Int64s) -> Int64s:
-        """Return ms since the epoch; each outage up to then, inclusive, takes `RECOVERY_MS`."""
-        passed = np.searchsorted(self._outages_ns, at_ns, side="right")
-        return np.asarray(_BEGIN_MS + at_ns // _NS_PER_MS + RECOVERY_MS * passed, np.int64)
 
     def _delivered(self, first: int, end: int) -> _EntryRuns:
         slots, blocks, classes = self._deliveries.between(first, end)
@@ -492,7 +354,11 @@ class SubscriptionSeries:
         classes = self._class_of(blocks, offsets)
         slots = (blocks + self._delayed[classes]) * 2 * self.workload.block + 2 * classes
         delays = np.array(self.workload.delay_ms)
-        return np.where(delays[classes] > 0, self._wall_ms(self.arrivals.at_ns(slots)), -1)
+        return np.where(delays[classes] > 0, _wall_ms(self.arrivals.at_ns(slots)), -1)
+
+
+def _wall_ms(at_ns: Int64s) -> Int64s:
+    return np.asarray(_BEGIN_MS + at_ns // _NS_PER_MS, np.int64)
 
 
 def _columns(ts_ms: Int64s, kinds: Int64s, first: Int64s, length: Int64s, number: Int64s) -> Events:
@@ -528,13 +394,12 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Generated
     `out` is a directory that every worker sees by that path. Each worker generates whole subscriptions. The same plan
     gives the same rows on any number of cores; their distribution over files may differ.
     """
-    outages = plan.outages()
     schema = ", ".join(f"{name} bigint" for name in GeneratedFile._fields)
     with new_trace(out) as written:
         by_size = plan.events // (_ROW_GROUPS_PER_FILE * _ROW_GROUP_CHUNKS * CHUNK_EVENTS)
         files = min(plan.subscriptions, max(by_size, _FILES_PER_CORE * _cores(spark)))
         subscriptions = spark.range(0, plan.subscriptions, numPartitions=files)
-        work = partial(_make, plan=plan, outages=outages, written=written)
+        work = partial(_make, plan=plan, written=written)
         try:
             (total,) = subscriptions.mapInArrow(work, schema).groupBy().sum(*GeneratedFile._fields).collect()
         except BaseException:
@@ -550,9 +415,7 @@ def _cores(spark: SparkSession) -> int:
     return spark.sparkContext.defaultParallelism
 
 
-def _make(
-    batches: Iterable[pa.RecordBatch], *, plan: TracePlan, outages: list[Outage], written: NewFiles
-) -> Iterator[pa.RecordBatch]:
+def _make(batches: Iterable[pa.RecordBatch], *, plan: TracePlan, written: NewFiles) -> Iterator[pa.RecordBatch]:
     """Write the file of one partition, and yield its size."""
     from pyspark import TaskContext  # noqa: PLC0415 - series are generated without Spark, too
 
@@ -563,17 +426,15 @@ def _make(
     if isinstance(file, Path):
         # A second attempt at a task may start while the first still writes.
         unfinished = file.with_name(f".{file.name}.{context.taskAttemptId()}")
-        made = write_subscriptions(plan, outages, subscriptions, unfinished)
+        made = write_subscriptions(plan, subscriptions, unfinished)
         if made.files:
             unfinished.rename(file)
     else:
-        made = write_subscriptions(plan, outages, subscriptions, file)
+        made = write_subscriptions(plan, subscriptions, file)
     yield pa.RecordBatch.from_pydict({name: [count] for name, count in made._asdict().items()})
 
 
-def write_subscriptions(
-    plan: TracePlan, outages: Sequence[Outage], subscriptions: Iterable[int], file: Location
-) -> GeneratedFile:
+def write_subscriptions(plan: TracePlan, subscriptions: Iterable[int], file: Location) -> GeneratedFile:
     """Write subscriptions into one Parquet file, and with the first one of a topic its PUBLISH events.
 
     Memory: a row group, for any number of events.
@@ -585,7 +446,7 @@ def write_subscriptions(
             if writer is None:
                 sink = opened.enter_context(file.open("wb"))
                 writer = opened.enter_context(pq.ParquetWriter(sink, SEVERAL_FILES_SCHEMA, **WRITE_OPTIONS))
-            series, count = plan.series_of(subscription, outages), plan.events_of(subscription)
+            series, count = plan.series_of(subscription), plan.events_of(subscription)
             topic = plan.topic_of(subscription)
             key = (f"persistent://public/default/topic-{topic:05}", f"subscription-{subscription:05}")
             events += _write(writer, key, series.chunks(count))

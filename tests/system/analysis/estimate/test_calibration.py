@@ -110,7 +110,7 @@ class Death(NamedTuple):
 def traffic(shape, seed=1):
     """Return some seconds of a shape of `ackstate trace generate`, in ledgers of 200 entries."""
     plan = TracePlan(shape, EVENTS, seed=seed, subscriptions=1, topics=1, messages_per_second=MESSAGES_PER_SECOND)
-    series = plan.series_of(0, [])
+    series = plan.series_of(0)
     events = []
     for chunk in (*series.published(EVENTS), *series.chunks(EVENTS)):
         for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in chunk[:5]), strict=True):

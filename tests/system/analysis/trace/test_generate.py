@@ -19,7 +19,7 @@ def rows_of(path):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
-    plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, crashes=1, flush_interval_ms=200)
+    plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, flush_interval_ms=200)
     for cores in (1, 2):
         monkeypatch.setattr(generate, "_cores", lambda _, cores=cores: cores)
         monkeypatch.setattr(generate, "_FILES_PER_CORE", 1)

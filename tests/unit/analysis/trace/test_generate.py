@@ -11,7 +11,6 @@ from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.analysis.trace.generate import (
     ENTRIES_PER_LEDGER,
-    RECOVERY_MS,
     Arrivals,
     joined,
 )
@@ -25,7 +24,7 @@ EVENTS = 25_000
 
 def events_of(plan, subscription=0):
     """A subscription's events, and the series."""
-    series = plan.series_of(subscription, plan.outages())
+    series = plan.series_of(subscription)
     return joined(list(series.chunks(plan.events_of(subscription)))), series
 
 
@@ -45,14 +44,11 @@ def check_possible(events, published):
         for entry in entries(published, index):
             assert entry not in known, "published twice"
             known[entry] = max(int(published.ts_ms[index]), int(published.number[index]))
-    delivered, acked, durable, lost, begun, alive = set(), set(), set(), set(), None, True
+    delivered, acked, begun = set(), set(), None
     last_ms, persists = 0, 0
     for index, kind in enumerate(events.kind.tolist()):
         ts_ms, number = int(events.ts_ms[index]), int(events.number[index])
         assert ts_ms >= last_ms
-        assert alive or kind == EventKind.RECOVER, "the dead act"
-        assert kind in {EventKind.REDELIVER, EventKind.RECOVER} or not lost or not alive, "not redelivered"
-        assert kind != EventKind.RECOVER or ts_ms == last_ms + RECOVERY_MS
         last_ms = ts_ms
         mine = set(entries(events, index)) if events.ledger_id[index] >= 0 else set()
         if kind == DELIVER:
@@ -65,40 +61,28 @@ def check_possible(events, published):
             acked |= mine
         elif kind == EventKind.PERSIST_BEGUN:
             assert (begun, number) == (None, persists + 1), "persists overlap"
-            begun, persists = set(acked), number
-        elif kind == EventKind.PERSIST_ENDED:
-            assert begun is not None
-            assert number == persists
-            durable, begun = begun, None
-        elif kind == EventKind.CRASH:
-            alive, lost = False, acked - durable
-        elif kind == EventKind.RECOVER:
-            alive = True
-        elif kind == EventKind.REDELIVER:
-            assert mine <= lost, "redelivered, though durable"
-            lost -= mine
-            acked -= mine
-            delivered -= mine
+            begun = persists = number
+        else:
+            assert kind == EventKind.PERSIST_ENDED
+            assert number == begun
+            begun = None
     return acked, delivered
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("crashes", [0, 2])
-def test_a_made_trace_could_have_happened(workload, crashes):
-    plan = plan_of(workload, 12_000, crashes=crashes)
+def test_a_made_trace_could_have_happened(workload):
+    plan = plan_of(workload, 12_000)
     events, series = events_of(plan)
     check_possible(events, published_of(plan, series))
     kinds = Counter(events.kind.tolist())
-    assert (len(events.kind), kinds[EventKind.CRASH], kinds[EventKind.RECOVER]) == (12_000, crashes, crashes)
+    assert len(events.kind) == 12_000
     assert kinds[ACK] > 3_000
     assert kinds[EventKind.PERSIST_ENDED] >= 2
-    if crashes:
-        assert kinds[EventKind.REDELIVER]
 
 
 def test_chunks_are_full_and_a_shorter_series_is_the_begin_of_a_longer_one():
-    plan = plan_of("mixed_delays", EVENTS, crashes=3)
-    series = plan.series_of(0, plan.outages())
+    plan = plan_of("mixed_delays", EVENTS)
+    series = plan.series_of(0)
     chunks = list(series.chunks(EVENTS))
     assert [len(each.kind) for each in chunks] == [CHUNK_EVENTS, EVENTS - CHUNK_EVENTS]
     (few,) = series.chunks(977)
@@ -192,18 +176,12 @@ def test_arrivals_rise_at_their_rate(rate):
     assert (np.diff(at_ns) > 0).all()
     if rate < 10**6:
         assert len(slots) / 2 / (at_ns[-1] / 1e9) == pytest.approx(rate, rel=0.01)
-    for at in (0, 1, int(at_ns[len(slots) // 3]), int(at_ns[len(slots) // 2]) + 1):
-        assert arrivals.first_slot(at) == np.searchsorted(at_ns, at)
 
 
-def test_a_hot_subscription_has_a_topic_to_itself_and_takes_as_long_as_the_others():
-    plan = plan_of(events=1_000_007, subscriptions=4, topics=3, hot_share=0.7)
-    assert sum(map(plan.events_of, range(4))) == plan.events
-    assert plan.events_of(0) == round(0.7 * plan.events)
-    assert [plan.topic_of(name) for name in range(4)] == [0, 1, 2, 1]
-    plan = plan_of(events=200_000, subscriptions=3, topics=2, hot_share=0.9)
-    spans = [np.ptp(events_of(plan, name)[0].ts_ms) for name in range(3)]
-    assert max(spans) < 1.1 * min(spans)
+def test_events_and_topics_are_spread_over_the_subscriptions():
+    plan = plan_of(events=1_000_007, subscriptions=4, topics=3)
+    assert [plan.events_of(name) for name in range(4)] == [250_002, 250_002, 250_002, 250_001]
+    assert [plan.topic_of(name) for name in range(4)] == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -214,9 +192,6 @@ def test_a_hot_subscription_has_a_topic_to_itself_and_takes_as_long_as_the_other
         ({"events": 10**13 + 1}, "got 10,000,000,000,001"),
         ({"subscriptions": 0}, "subscriptions must be from 1 to"),
         ({"topics": 2}, "topics must be from 1 to 1, got 2"),
-        ({"hot_share": 0.0, "subscriptions": 2, "topics": 2}, "hot share must be between 0 and 1, got 0.0"),
-        ({"hot_share": float("nan"), "subscriptions": 2, "topics": 2}, "hot share must be between 0 and 1, got nan"),
-        ({"hot_share": 0.5}, "at least 2 topics"),
         ({"messages_per_second": float("inf")}, "messages per second must be from"),
         ({"flush_interval_ms": 0}, "flush interval in ms must be from 1 to"),
         ({"events": 5, "subscriptions": 6}, "5 events are fewer than one for each of 6"),
@@ -232,7 +207,6 @@ def test_bad_options_are_one_line_and_write_nothing(capsys, tmp_path):
     pytest.importorskip("pyspark")
     for options, naming in (
         (["x", "--events", "1e3"], "got 'x'"), (["in_order", "--events", "1.5"], "whole number"),
-        (["in_order", "--events", "1e5", "--crashes", "99"], "99 crashes"),
     ):  # fmt: skip
         outcome = run(capsys, "trace", "generate", tmp_path / "trace", "--workload", *options)
         assert_one_line(outcome, naming)
