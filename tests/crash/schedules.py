@@ -12,11 +12,11 @@ from time import process_time
 from typing import NamedTuple
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import shortest
 from ackstate.analysis.crash.oracle import Broken, BrokenPromise, RunOutcome
 from crash.model.simulation import BrokerSimulation
 from crash.promises import PromiseBrokenError
 from crash.quiet import quiet
+from crash.shrink import shortest
 
 _SHRINK_SECONDS = 5.0
 _TEXT_MAX = 300

@@ -11,12 +11,19 @@ import json
 import os
 import sys
 import textwrap
-from datetime import timedelta
 from io import StringIO
 from typing import Any, final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +39,7 @@ def progress(*, auto_refresh: bool = True) -> Progress:
     is_terminal = Console(stderr=True).is_terminal
     # Quiet, because some releases of Rich end a progress that was never shown with an empty line.
     console = Console(stderr=True, quiet=not is_terminal)
-    columns = (_Description(), BarColumn(), _Share(), TimeElapsedColumn())
+    columns = (_Description(), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not is_terminal, auto_refresh=auto_refresh)
 
 
@@ -41,16 +48,6 @@ class _Description(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the description of a task."""
         return Text(printable(task.description))
-
-
-@final
-class _Share(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        """Return the share that is done, and the time left; nothing while the whole is unknown."""
-        if task.total is None:
-            return Text("")
-        left_s = task.time_remaining
-        return Text(f"{task.percentage:.0f} %" + ("" if left_s is None else f", {timedelta(seconds=int(left_s))} left"))
 
 
 def show(*parts: Table | str) -> None:

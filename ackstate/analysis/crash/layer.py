@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ackstate.analysis.crash.oracle import gravest
 from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, check_beginning
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
 _RECOVERED_TWICE_SHARE = 0.3
-
-StepT = TypeVar("StepT")
-EvidenceT = TypeVar("EvidenceT")
 
 
 class LayerSkippedError(AckStateError):
@@ -117,49 +114,22 @@ def shorter_run(
     tries: int,
     seconds: float,
 ) -> tuple[BrokenPromise, ...]:
-    """Repeat a run with less while it breaks its gravest promise; return what the last one broke."""
+    """Repeat a run with fewer processes, then fewer operations, while it breaks its gravest promise.
 
-    def attempt(steps: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[BrokenPromise, ...]] | None:
-        smaller = RunSize(steps.count("life"), steps.count("operation"))
-        again = repeat(smaller) if all(smaller) else ()
-        return (steps, again) if any(each.promise is promise for each in again) else None
-
-    promise = gravest(each.promise for each in broken)
-    steps = ("life",) * size.lives + ("operation",) * size.operations
-    return shortest(steps, broken, attempt, tries=tries, seconds=seconds)[1]
-
-
-def shortest(  # noqa: PLR0913 - three are named
-    steps: tuple[StepT, ...],
-    evidence: EvidenceT,
-    attempt: Callable[[tuple[StepT, ...]], tuple[tuple[StepT, ...], EvidenceT] | None],
-    *,
-    tries: float = float("inf"),
-    seconds: float = float("inf"),
-    clock: Callable[[], float] = time.monotonic,
-) -> tuple[tuple[StepT, ...], EvidenceT]:
-    """Return the shortest known steps that break a promise: first, many neighbours are removed, then one at a time.
-
-    `attempt` repeats some of the steps. It returns those that happened until the same promise was broken, with the
-    evidence, or None if it was not: crashes of real processes are not repeatable.
-
-    Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002, without its tests of
-    subsets.
+    Return what the last such run broke: crashes of real processes are not repeatable.
     """
-    until = clock() + seconds
-    size = len(steps) // 2 or 1
-    while size:
-        end = len(steps)
-        # From the end, because steps after the cause are irrelevant.
-        while end > 0:
-            if not tries or clock() > until:
-                return steps, evidence
+    promise, until = gravest(each.promise for each in broken), time.monotonic() + seconds
+    for name in RunSize._fields:
+        step = getattr(size, name) // 2
+        while step and tries and time.monotonic() < until:
+            smaller = size._replace(**{name: getattr(size, name) - step})
+            again = repeat(smaller) if all(smaller) else ()
             tries -= 1
-            first = max(end - size, 0)
-            steps, evidence = attempt(steps[:first] + steps[end:]) or (steps, evidence)
-            end = min(first, len(steps))
-        size //= 2
-    return steps, evidence
+            if any(each.promise is promise for each in again):
+                size, broken = smaller, again
+            else:
+                step //= 2
+    return broken
 
 
 @contextmanager

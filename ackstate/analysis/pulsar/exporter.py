@@ -8,12 +8,12 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, NamedTuple, final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector as MetricsCollector
 
 from ackstate.analysis.estimate.slices import namespace_of
@@ -319,10 +319,6 @@ def run_exporter(
         raise failed[0]
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
 class _SilentHandler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
         """Log no request."""
@@ -345,7 +341,7 @@ def _serving(metrics: ExporterCollector, settings: ExporterSettings) -> Iterator
         start_response("503 Service Unavailable" if unready else "200 OK", [("Content-Type", "text/plain")])
         return [f"not listed: {', '.join(unready)}\n".encode() if unready else b"ok\n"]
 
-    class Server(_Server):
+    class Server(ThreadingWSGIServer):
         address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
 
     try:

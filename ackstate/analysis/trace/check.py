@@ -11,9 +11,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
-from pyroaring import BitMap
 
 from ackstate.analysis.trace.chunks import ROWS_AT_ONCE, Events, bitmaps_of, check_ledgers, events_of, pieces
+from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
 from ackstate.analysis.trace.times import TraceClock
@@ -202,9 +202,6 @@ def _kind_at(kind: Int64s, index: Int64s) -> Int64s:
     return np.where(index >= 0, kind[index], 0)
 
 
-_Bitmaps = dict[int, BitMap]
-
-
 @final
 class PublishedEntries:
     """The published and the acked entries of each topic.
@@ -213,37 +210,26 @@ class PublishedEntries:
     """
 
     def __init__(self) -> None:
-        self._published: dict[str, _Bitmaps] = {}
-        self._acked: dict[str, _Bitmaps] = {}
+        self._published: dict[str, EntrySet] = {}
+        self._acked: dict[str, EntrySet] = {}
 
     def follow(self, key: tuple[str, str], events: Events) -> None:
         """Add the next events of a (topic, subscription)."""
         topic, subscription = key
         kinds, found = (_ACKS, self._acked) if subscription else ((EventKind.PUBLISH,), self._published)
         named = events.where(np.isin(events.kind, kinds))
-        bitmaps = found.setdefault(topic, {})
+        named_entries = found.setdefault(topic, EntrySet())
         for ledger_id, entries in bitmaps_of(named.ledger_id, named.first_entry, named.last_entry):
-            bitmaps.setdefault(ledger_id, BitMap()).update(entries)
+            named_entries.add(ledger_id, entries)
 
     def never(self) -> Iterator[tuple[str, int, str]]:
         """Yield each topic with entries that were acked but never published: their number, and the first one."""
         for topic, published in self._published.items():
-            ledgers = sorted(ledger_id for ledger_id, bitmap in published.items() if bitmap)
-            if not ledgers:
-                continue
-            left = _without(self._acked.get(topic, {}), published)
-            first = ledgers[0], published[ledgers[0]].min()
-            left = {ledger_id: bitmap for ledger_id, bitmap in left.items() if ledger_id >= first[0]}
-            if first[0] in left:
-                left[first[0]].remove_range(0, first[1])
-            count = sum(map(len, left.values()))
-            if count:
-                ledger_id = min(ledger_id for ledger_id, bitmap in left.items() if bitmap)
-                yield topic, count, f"{ledger_id}:{left[ledger_id].min()}"
-
-
-def _without(these: _Bitmaps, those: _Bitmaps) -> _Bitmaps:
-    return {ledger_id: bitmap - those.get(ledger_id, BitMap()) for ledger_id, bitmap in these.items()}
+            left = self._acked.get(topic, EntrySet()) - published
+            left.remove_before(*next(published.runs(), (0, 0, 0))[:2])
+            if len(published) and len(left):
+                ledger_id, entry_id, _ = next(left.runs())
+                yield topic, len(left), f"{ledger_id}:{entry_id}"
 
 
 _KEY = ("topic", "subscription", "chunk")

@@ -35,6 +35,10 @@ class EntrySet:
     def __len__(self) -> int:
         return sum(map(len, self._bitmaps.values()))
 
+    def add(self, ledger_id: int, entries: BitMap) -> None:
+        """Add entries of a ledger."""
+        self._bitmaps.setdefault(ledger_id, BitMap()).update(entries)
+
     def add_run(self, ledger_id: int, first: int, end: int) -> None:
         """Add entries from `first` (included) to `end` (excluded)."""
         if first < end:
@@ -44,6 +48,11 @@ class EntrySet:
         """Remove entries from `first` (included) to `end` (excluded)."""
         if ledger_id in self._bitmaps and first < end:
             self._bitmaps[ledger_id].remove_range(first, end)
+
+    def remove_before(self, ledger_id: int, entry_id: int) -> None:
+        """Remove the entries before one, those of lower ledgers too."""
+        self._bitmaps = {each: bitmap for each, bitmap in self._bitmaps.items() if each >= ledger_id}
+        self.remove_run(ledger_id, 0, entry_id)
 
     def copy(self) -> EntrySet:
         """Return an independent copy."""

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ackstate.analysis.crash.layer import shortest
 from ackstate.analysis.crash.oracle import Broken, BrokenPromise, RunOutcome, counts
 from crash.crash_states.sqlite import RecordedStorage, Recoveries, broken_by_error, states_of, temporary_place
+from crash.shrink import shortest
 
 _TRIES = 12
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory, shortest
+from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome, gravest, with_story
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
@@ -33,6 +33,7 @@ from ackstate.stores.sqlite import SqliteStore
 from crash.observed_cursor import NUMBERING, SUBSCRIPTIONS, open_cursor, state_of
 from crash.quiet import quiet
 from crash.shim import NEVER, Action, CallFault, loaded
+from crash.shrink import shortest
 from crash.steps import LEDGERS
 from crash.system_calls.program import FaultedProgram, ProgramLog, Setting, script
 

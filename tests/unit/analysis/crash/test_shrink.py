@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.crash.layer import RunSize, shorter_run, shortest
+from ackstate.analysis.crash.layer import RunSize, shorter_run
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
+from crash.shrink import shortest
 
 STEPS = tuple(range(40))
 
