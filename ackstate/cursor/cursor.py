@@ -179,8 +179,9 @@ class ManagedCursor:
         # One with a start goes to the metadata store, as every new one does in Pulsar's format. A ledger of it, left
         # over by a crash before its record was written, would look like a journal whose record was lost.
         state, start, journal = self._state, opening.start, self._persister.journal
-        journal.check_room_for(opening.properties)
-        journal.cursor_properties = dict(opening.properties)
+        if opening.properties:
+            journal.check_room_for(opening.properties)
+            journal.cursor_properties = dict(opening.properties)
         if start is not None:
             first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
             state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})

@@ -106,22 +106,18 @@ class Journal:
             # Listed before the record is read and deleted after it is ours: a ledger of this list that another owner
             # is about to swing to, or has, it can then no longer swing to, or its swing makes ours fail.
             journal._leftovers = set(store.ledgers.owned_by(journal._owner))
-            found = recovery.find(journal._leftovers)
+            found = recovery.look_up(journal._leftovers)
             # After the record was read, so that the check holds for the version at which it is replaced.
             opening.check()
-            if found is None:
-                version = recovery.vacant_version()
-                if version is None:
-                    continue
-                journal._version, journal._term = version, term_floor(store.metadata) + 1
+            if isinstance(found, int):
+                journal._version, journal._term = found, term_floor(store.metadata) + 1
                 return journal, None
             # Pulsar's format moves such a mark-delete position to the end of the log.
             if journal.form.has_deltas or not ledgers.is_beyond_end(found.recovered.content.mark_delete):
                 check_within_log(found.recovered.content, ledgers)
-            if journal._take_over(found):
-                found = journal._appended_since(found, recovery)
-                journal.snapshot_bytes = found.recovered.byte_count
-                return journal, found
+            if (taken := journal._take_over(found, recovery)) is not None:
+                journal.snapshot_bytes = taken.recovered.byte_count
+                return journal, taken
         raise StoreError(f"{journal.path}: the record kept changing while the cursor was opened")
 
     def has_record(self) -> bool:
@@ -239,9 +235,9 @@ class Journal:
             ledger_id, self._epoch, self._term, mark_delete, content, self.cursor_properties, self._unknown
         )
 
-    def _take_over(self, found: StoredCursor) -> bool:
-        """Keep every earlier owner out; False if the record has changed since it was found."""
-        record = found.record
+    def _take_over(self, found: StoredCursor, recovery: Recovery) -> StoredCursor | None:
+        """Keep every earlier owner out, and return the state that it left; None if the record has changed since."""
+        record, last = found.record, found.entry_count - 1
         self._epoch, self._term = record.epoch, record.term + 1
         self._mark_delete, self._properties = record.mark_delete, record.properties
         self._pointed_at, self.cursor_properties = record.cursor_ledger_id, record.cursor_properties
@@ -252,7 +248,7 @@ class Journal:
             try:
                 taken, self._record_form = self._moved(taken), self.form
             except CursorFencedError:
-                return False
+                return None
             encoded = self.form.encode_record(taken)
         ledger_id = taken.cursor_ledger_id
         try:
@@ -260,14 +256,14 @@ class Journal:
         except VersionMismatchError:
             if ledger_id is not None and ledger_id != self._pointed_at:
                 self._delete_unnamed(ledger_id)
-            return False
+            return None
         if self._pointed_at is not None:
             try:
-                self.store.ledgers.fence(self._pointed_at)
+                last = self.store.ledgers.fence(self._pointed_at)
             except LedgerNotFoundError:
                 # It was missing before, and a repair does without it; or else the last owner has just left it.
                 if not found.is_repaired:
-                    return False
+                    return None
             except CorruptStateError:
                 # It was damaged before, and an embedded store refuses the appends of an earlier owner, too. BookKeeper
                 # takes those of one that lives and saw the ledger before the damage: a repair has given them up.
@@ -275,7 +271,8 @@ class Journal:
                     raise
         self._pointed_at, self._has_record = ledger_id, True
         self._delete(self._leftovers - {self._pointed_at})
-        return True
+        # The owner before may have appended records until it was fenced.
+        return found if found.is_repaired or last + 1 == found.entry_count else recovery.read_journal(found)
 
     def _moved(self, record: CursorRecord) -> CursorRecord:
         """Write the state that a record holds to a new ledger, in our format, and return the record that names this."""
@@ -313,13 +310,6 @@ class Journal:
             LEDGER_ID_MAX, 0, _TERM_MAX, Position(LEDGER_ID_MAX, ENTRY_ID_MAX), None, properties, self._unknown
         )
         return _OWN_BYTES + max(len(form.encode_record(record)) for form in (NativeFormat(), PulsarFormat()))
-
-    def _appended_since(self, found: StoredCursor, recovery: Recovery) -> StoredCursor:
-        """Return the state that was read, with the records that the owner before appended until it was fenced."""
-        ledger_id = found.record.cursor_ledger_id
-        if found.is_repaired or ledger_id is None or self.store.ledgers.last(ledger_id) + 1 == found.entry_count:
-            return found
-        return recovery.read_journal(found)
 
     def _swing(self, record: CursorRecord, form: JournalFormat, encoded: bytes) -> int:
         """Put a record, encoded in its form, delete the ledgers that it does not name, and return its size."""
@@ -372,7 +362,8 @@ class Journal:
             return
         with suppress(CorruptStateError, UnsupportedVersionError):
             found = self.store.metadata.get(self.path)
-            if found is None or decode_record(found.data).record.is_deleted:
+            # A record of the version that this owner put is its own.
+            if found is None or (found.version != self._version and decode_record(found.data).record.is_deleted):
                 raise self.fenced()
 
     def _check_not_deleted_meanwhile(self, ledger_id: int) -> None:

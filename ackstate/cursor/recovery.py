@@ -185,6 +185,12 @@ class Recovery:
 
     def find(self, orphans: Collection[int]) -> StoredCursor | None:
         """Read the durable state of the cursor; None if there never was one, or it is being deleted."""
+        found = self.look_up(orphans)
+        return found if isinstance(found, StoredCursor) else None
+
+    def look_up(self, orphans: Collection[int]) -> StoredCursor | int:
+        """Read as `find`; without a cursor, return the version expected for a new one's record."""
+        # That of no value, or of the mark of a deletion.
         # `orphans` are the ledgers made in its name; those that its record does not name are leftovers of a crash.
         # `UnreadableCursorError`: it cannot be read, and the requested repair would not help.
         try:
@@ -194,27 +200,19 @@ class Recovery:
         if value is not None:
             return self._find_with_record(value, orphans)
         if not any(map(self._may_have_acks, orphans)):
-            return None
+            return ABSENT
         journals = f"none, but journals in ledgers {', '.join(map(str, sorted(orphans)))}"
         expected = "a record in the metadata store"
         lost = CorruptStateError(f"cursor {self.path}", offset=0, expected=expected, found=journals)
         return self._repaired_record(ABSENT, lost, orphans)
 
-    def vacant_version(self) -> int | None:
-        """Return the version expected for a new cursor's record: of no value, or of the mark of a deletion."""
-        # None if another owner has created the cursor meanwhile.
-        value = self.store.metadata.get(self.path)
-        if value is None:
-            return ABSENT
-        return value.version if decode_record(value.data).record.is_deleted else None
-
-    def _find_with_record(self, value: Versioned, orphans: Collection[int]) -> StoredCursor | None:
+    def _find_with_record(self, value: Versioned, orphans: Collection[int]) -> StoredCursor | int:
         try:
             decoded = decode_record(value.data, self.ledgers)
         except CorruptStateError as error:
             return self._repaired_record(value.version, error, orphans)
         if decoded.record.is_deleted:
-            return None
+            return value.version
         found = StoredCursor(decoded.record, value.version, decoded.form, _NOTHING)
         try:
             if found.record.cursor_ledger_id is None:
@@ -224,7 +222,7 @@ class Recovery:
         except (CorruptStateError, LedgerNotFoundError) as error:
             if self.store.metadata.get(self.path) != value:
                 # Its owner has continued in another ledger meanwhile.
-                return self.find(orphans)
+                return self.look_up(orphans)
             return self._repaired_journal(found, error)
 
     def read_journal(self, found: StoredCursor, *, discard_damaged: bool = False) -> StoredCursor:
