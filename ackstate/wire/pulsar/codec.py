@@ -44,7 +44,7 @@ from ackstate.wire.pulsar.ranges import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.pulsar.fields import Field
@@ -223,8 +223,8 @@ def _assembled(head: _Message, listed: DeletedRanges, tag: int, tail: _Message, 
             raise ValueError(f"unknown fields must be protobuf, got {unknown[:20]!r}: {error}") from None
         if known:
             raise ValueError(f"unknown fields must not contain {known[0][0].name}, got {unknown[:20]!r}")
-    ranges = encode_range_list(listed, tag=tag)
-    return b"".join((head.SerializePartialToString(), ranges, tail.SerializePartialToString(), unknown))
+    ranges: Sequence[bytes | bytearray] = encode_range_list(listed, tag=tag)
+    return b"".join((head.SerializePartialToString(), *ranges, tail.SerializePartialToString(), unknown))
 
 
 def _parsed(

@@ -111,7 +111,7 @@ class SegmentMetadata:
 
 def encode_segment(indexes: DelayedIndexes) -> bytes:
     """Encode at least one message, times never falling, as Pulsar; `ValueError` or `TypeError` for anything else."""
-    return encode_rows(_checked(indexes), _INDEX_ROW)
+    return b"".join(encode_rows(_checked(indexes), _INDEX_ROW))
 
 
 def segment_metadata(indexes: DelayedIndexes, encoded: bytes) -> SegmentMetadata:

@@ -6,6 +6,7 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -17,14 +18,13 @@ from ackstate.errors import UnsupportedVersionError, corrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import ArrayLike
-
 
 Int64s = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 _VARINT_BYTES_MAX = 10
 _TAG_BYTES_MAX = 5
+_UINT32_BYTES_MIN = 5  # shorter varints have less than 32 bits
 _FIELD_NUMBERS = range(1, 2**29)
 
 
@@ -203,51 +203,87 @@ def _take_varints(block: Bytes, begins: Int64s, sizes: Int64s) -> Int64s:
 
 
 # As many rows of a matrix stay in the cache.
-_STRETCH_ROWS = 8_192
+_STRETCH_ROWS = 4_096
+# Stretches of fewer rows take longer than a mask over long ones.
+_EVEN_ROWS_MIN = 64
 
 
-def encode_rows(columns: Sequence[Int64s], layout: RowLayout) -> bytes:
-    """Encode elements, at least one, as `decode_rows` reads them, given a column of numbers for each place of one."""
-    cuts = range(0, len(columns[0]), _STRETCH_ROWS)
-    stretches = ([column[cut : cut + _STRETCH_ROWS].view(np.uint64) for column in columns] for cut in cuts)
-    return b"".join(_encode_stretch(dict(zip(layout.numbers, each, strict=True)), layout) for each in stretches)
+def encode_rows(columns: Sequence[Int64s | int], layout: RowLayout) -> list[bytes | bytearray]:
+    """Return the pieces of elements, at least one, as `decode_rows` reads them.
+
+    There is a column for each number of an element, at least one; instead of some, the number that all rows have.
+    """
+    of_place = dict(zip(layout.numbers, columns, strict=True))
+    fixed = {place: varint(number) for place, number in of_place.items() if isinstance(number, int)}
+    numbers = {place: column for place, column in of_place.items() if not isinstance(column, int)}
+    sizes = np.array([*map(_sizes, numbers.values())])
+    count = sizes.shape[1]
+    cuts = {*range(0, count, _STRETCH_ROWS), count}
+    changes = np.flatnonzero((sizes[:, 1:] != sizes[:, :-1]).any(axis=0)) + 1
+    if len(changes) * _EVEN_ROWS_MIN <= count:
+        cuts.update(changes.tolist())
+    return [
+        _encode_stretch(
+            {place: column[begin:end] for place, column in numbers.items()}, sizes[:, begin:end], fixed, layout
+        )
+        for begin, end in pairwise(sorted(cuts))
+    ]
 
 
-def _encode_stretch(numbers: dict[int, NDArray[np.uint64]], layout: RowLayout) -> bytes:
+def _encode_stretch(
+    numbers: dict[int, Int64s], sizes: Bytes, fixed: dict[int, bytes], layout: RowLayout
+) -> bytes | bytearray:
     """Encode rows as a matrix: each number takes as many columns as the longest of its place, less what is left out."""
-    sizes = {place: _sizes(column) for place, column in numbers.items()}
+    least, most = sizes.min(axis=1).tolist(), sizes.max(axis=1).tolist()
+    at = {place: index for index, place in enumerate(numbers)}
     covered = dict(layout.lengths)
-    columns: list[ArrayLike] = []
-    kept: dict[int, NDArray[np.bool_]] = {}
+    row = bytearray()  # the first one, but for the columns that differ
+    columns: dict[int, Bytes] = {}
+    kept: dict[int, NDArray[np.bool_]] = {}  # the rows of a column that are not left out
     for place, bits in enumerate(layout.bits):
         if place in covered:
             behind = range(place + 1, place + 1 + covered[place])
-            columns.append(sum((sizes[each][0] if each in sizes else 1 for each in behind), np.uint8(0)))
-        elif place not in numbers:
-            columns.append(bits)
+            among = [at[each] for each in behind if each in at]
+            rest = sum(len(fixed.get(each, b"1")) for each in behind if each not in at)
+            if least != most:
+                columns[len(row)] = sizes[among].sum(axis=0, dtype=np.uint8) + np.uint8(rest)
+            row.append(sum(most[each] for each in among) + rest)
+        elif place not in at:
+            row += fixed.get(place, bytes((bits,)))
         else:
-            each, least, most = sizes[place]
-            for index in range(most):
-                digits = (numbers[place] >> np.uint64(7 * index)).astype(np.uint8) & 0x7F
-                digits |= 0x80 if index + 1 < least else (each > index + 1).astype(np.uint8) << 7
-                if index >= least:
-                    kept[len(columns)] = each > index
-                columns.append(digits)
-    matrix = np.empty((len(next(iter(numbers.values()))), len(columns)), np.uint8)
-    for column, content in zip(matrix.T, columns, strict=True):
-        column[:] = content
+            size, shortest, longest = sizes[at[place]], least[at[place]], most[at[place]]
+            column = numbers[place].view(np.uint64)
+            column = column.astype(np.uint32) if longest < _UINT32_BYTES_MIN else column
+            for index in range(longest):
+                digits = (column >> column.dtype.type(7 * index)).astype(np.uint8)
+                if index + 1 < shortest:
+                    digits |= 0x80
+                elif shortest < longest:
+                    digits = digits & 0x7F | (size > index + 1).astype(np.uint8) << 7
+                if index >= shortest:
+                    kept[len(row)] = size > index
+                columns[len(row)] = digits
+                row.append(0)
+    encoded: bytearray = row * len(sizes[0])
+    matrix: Bytes = np.frombuffer(encoded, np.uint8).reshape(-1, len(row))
+    for index, content in columns.items():
+        matrix[:, index] = content
     if not kept:
-        return matrix.tobytes()
+        return encoded
     mask = np.ones(matrix.shape, np.bool_)
     for index, is_kept in kept.items():
         mask[:, index] = is_kept
-    return matrix[mask].tobytes()
+    left: bytes = matrix[mask].tobytes()
+    return left
 
 
-def _sizes(numbers: NDArray[np.uint64]) -> tuple[Bytes, int, int]:
-    """Return the size of each number as a varint, the least and the most."""
-    least, most = varint_bytes(int(numbers.min())), varint_bytes(int(numbers.max()))
+def _sizes(numbers: Int64s) -> Bytes:
+    """Return the size of each number as a varint."""
+    lowest, highest = int(numbers.min()), int(numbers.max())
+    least = varint_bytes(max(lowest, 0))
     each = np.full(len(numbers), least, np.uint8)
-    for size in range(least, most):
-        each += numbers >= np.uint64(1 << 7 * size)
-    return each, least, most
+    for size in range(least, varint_bytes(max(highest, 0))):
+        each += numbers >= 1 << 7 * size
+    if lowest < 0:
+        each[numbers < 0] = _VARINT_BYTES_MAX
+    return each

@@ -168,12 +168,14 @@ class RangeRows(NamedTuple):
     upper_entry: Int64s
 
 
-def encode_range_list(deleted: DeletedRanges, *, tag: int) -> bytes:
-    """Encode every range as an element of a repeated field with a one-byte tag."""
+def encode_range_list(deleted: DeletedRanges, *, tag: int) -> Sequence[bytes | bytearray]:
+    """Return the pieces of all ranges, each an element of a repeated field with a one-byte tag."""
     if deleted.range_count < _FEW_RANGES:
-        return b"".join(_element(tag, varint(ledger_id), first, end - 1) for ledger_id, first, end in deleted.runs())
+        return [_element(tag, varint(ledger_id), first, end - 1) for ledger_id, first, end in deleted.runs()]
     ledger_ids, firsts, lasts = zip(*((each, *runs_of(bitmap)) for each, bitmap in deleted.bitmaps()), strict=True)
-    ledgers = np.repeat(np.array(ledger_ids, np.int64), [*map(len, firsts)])
+    ledgers: Int64s | int = ledger_ids[0]
+    if len(ledger_ids) > 1:
+        ledgers = np.repeat(np.array(ledger_ids, np.int64), [*map(len, firsts)])
     lower, upper = np.concatenate(firsts).astype(np.int64) - 1, np.concatenate(lasts).astype(np.int64)
     return encode_rows((ledgers, lower, ledgers, upper), _LAYOUTS[tag])
 

@@ -103,7 +103,7 @@ def message_of(runs):
 
 
 def assert_written_as_the_runtime_does(ranges):
-    written = encode_range_list(ranges, tag=RANGES_TAG)
+    written = b"".join(encode_range_list(ranges, tag=RANGES_TAG))
     assert bytes.fromhex("08001000") + written == message_of(ranges.runs()).SerializeToString()
     assert len(written) == ranges.record_bytes
 
