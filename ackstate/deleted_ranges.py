@@ -1,8 +1,9 @@
 """The individually deleted ranges: acked entries above the mark-delete position.
 
 One roaring bitmap per ledger. The number of ranges and the size of their persisted form, for which Pulsar walks over
-all ranges, are two counters here: adding one entry updates them from its two neighbours, a bulk add by bitmap
-operations on the new entries.
+all ranges, are two counters here. A bulk add updates them by bitmap operations on the new entries and their neighbours.
+Entries that are added one by one are only noted: whoever reads a counter adds them in, and a change of another kind
+counts them first. A read changes nothing, so that any thread may read while another adds.
 
 Size. A range ``(lower, upper]`` is one element of a protobuf ``repeated MessageRange``: two nested positions, each a
 ledger id and an entry id as varints. With ``v(n)`` the length of a varint, one framed element takes ::
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _NO_ENTRIES = BitMap()  # of a ledger without any; it is never changed
 
+# As many entries are counted faster one by one.
+_FEW_MAX = 8
 MINUS_ONE_BYTES = 10
 # The length of a varint by the number's count of binary digits, 0 to 64: each ack looks up two of them.
 VARINT_BYTES = tuple(max(1, (digits + 6) // 7) for digits in range(65))
@@ -83,14 +86,20 @@ class DeletedRanges:
         acked: A `Position` or a `Run` each, in any order, overlapping or not.
 
     Attributes:
-        range_count: The number of ranges: to be read, not changed, like the next one.
-        record_bytes: The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes.
+        range_count: The number of ranges. Complexity: O(entries added one by one since `settle`).
+        record_bytes: The exact size of the ranges as a protobuf ``MessageRange`` list, in bytes; as `range_count`.
     """
 
     __slots__ = (
-        "_bitmaps", "_entry_count", "_ledger_ids", "_recent", "_recent_fixed", "_recent_id", "_same_bytes", "_same_end",
-        "_same_from", "range_count", "record_bytes",
-    )  # fmt: skip
+        "_bitmaps",
+        "_entry_count",
+        "_ledger_ids",
+        "_new",
+        "_range_count",
+        "_recent",
+        "_recent_id",
+        "_record_bytes",
+    )
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, acked: Iterable[Position | Run] = ()) -> None:
@@ -98,15 +107,11 @@ class DeletedRanges:
         # thousands of ledgers, but would take six times the memory besides the bitmaps.
         self._ledger_ids = array("q")
         self._bitmaps: list[BitMap] = []
-        # Acks come in bursts of one ledger. Invariant: None, or a stored ledger, its bitmap and its fixed bytes.
+        # Acks come in bursts of one ledger. Invariant: None, or a stored ledger and its bitmap.
         self._recent_id: int | None = None
         self._recent = _NO_ENTRIES
-        self._recent_fixed = 0
-        # Entries for which both ends of a range of their own take the same: from (included), end (excluded), and bytes.
-        self._same_from = self._same_end = self._same_bytes = 0
-        self._entry_count = 0
-        self.range_count = 0
-        self.record_bytes = 0
+        self._new = _NO_ENTRIES  # entries of the recent ledger that the counters lack
+        self._entry_count = self._range_count = self._record_bytes = 0
         for each in acked:
             if isinstance(each, Run):
                 self.add_run(*each)
@@ -150,8 +155,24 @@ class DeletedRanges:
         header = _HEADER.pack(_MAGIC, _VERSION, len(self._bitmaps))
         return seal(header, *map(encode_block, self._ledger_ids, self._bitmaps))
 
+    @property
+    def range_count(self) -> int:
+        return self._range_count + (self._noted()[0] if self._new else 0)
+
+    @property
+    def record_bytes(self) -> int:
+        return self._record_bytes + (self._noted()[1] if self._new else 0)
+
+    def settle(self) -> DeletedRanges:
+        """Count the entries that were added one by one, so that reading the counters is O(1); return this set."""
+        if self._new:
+            gained = self._noted()
+            new, self._new = self._new, BitMap()
+            self._count(len(new), *gained)
+        return self
+
     def __len__(self) -> int:
-        return self._entry_count
+        return self._entry_count + len(self._new)
 
     def __iter__(self) -> Iterator[Position]:
         return chain.from_iterable(map(positions_of, self._ledger_ids, self._bitmaps))
@@ -168,7 +189,7 @@ class DeletedRanges:
         return self._ledger_ids == other._ledger_ids and self._bitmaps == other._bitmaps
 
     def __repr__(self) -> str:
-        return f"<DeletedRanges of {self._entry_count} entries in {self.range_count} ranges>"
+        return f"<DeletedRanges of {len(self)} entries in {self.range_count} ranges>"
 
     def __str__(self) -> str:
         ranges = (f"({ledger}:{first - 1}..{ledger}:{end - 1}]" for ledger, first, end in self.runs())
@@ -203,7 +224,7 @@ class DeletedRanges:
 
     def reach(self, position: Position, ledgers: LedgerMap) -> Position:
         """Return the last entry of those acked without a gap after a position, across the ends of ledgers."""
-        while self.range_count and (run := self.run_containing(ledgers.next_valid(position))) is not None:
+        while self._ledger_ids and (run := self.run_containing(ledgers.next_valid(position))) is not None:
             position = Position(run.ledger_id, run.end - 1)
         return position
 
@@ -256,29 +277,32 @@ class DeletedRanges:
             ledger_id, entry_id = index(ledger_id), index(entry_id)  # Truncating a fraction would invent an ack.
         if ledger_id != self._recent_id or not 0 <= entry_id <= ENTRY_ID_MAX:
             _check_entry(ledger_id, entry_id)
-        return self.add_valid(ledger_id, entry_id)
-
-    def add_valid(self, ledger_id: int, entry_id: int) -> int:
-        """Ack one entry as `add`, given plain integers within their bounds: they are not checked again."""
-        if ledger_id != self._recent_id and not self._recall(ledger_id):
-            self._recent_id, self._recent, self._recent_fixed = ledger_id, BitMap(), range_fixed_bytes(ledger_id)
-            self._insert(ledger_id, self._recent)  # empty, but not for long
+            self._turn_to(ledger_id)
+        # As `add_valid`, without a call.
         bitmap = self._recent
         if entry_id in bitmap:
             return 0
-        self._entry_count += 1
-        # Most acks out of order stand alone, and lie where the last one did.
-        if (
-            not (self._same_from <= entry_id < self._same_end or self._find_same(entry_id))
-            or entry_id - 1 in bitmap
-            or entry_id + 1 in bitmap
-        ):
-            self._add_beside(entry_id)
-        else:
-            self.range_count += 1
-            self.record_bytes += self._recent_fixed + self._same_bytes
         bitmap.add(entry_id)
+        self._new.add(entry_id)
         return 1
+
+    def add_valid(self, ledger_id: int, entry_id: int) -> int:
+        """Ack one entry as `add`, given plain integers within their bounds: they are not checked again."""
+        if ledger_id != self._recent_id:
+            self._turn_to(ledger_id)
+        bitmap = self._recent
+        if entry_id in bitmap:
+            return 0
+        bitmap.add(entry_id)
+        self._new.add(entry_id)
+        return 1
+
+    def add_missing(self, ledger_id: int, new: BitMap) -> None:
+        """Ack entries of a ledger, at least one and none of them acked; counted as those of `add_valid`."""
+        if ledger_id != self._recent_id:
+            self._turn_to(ledger_id)
+        self._recent |= new
+        self._new |= new
 
     def add_run(self, ledger_id: int, first: int, end: int) -> int:
         """Ack the entries from `first` (inclusive) to `end` (exclusive) and return the number of new ones.
@@ -338,6 +362,8 @@ class DeletedRanges:
 
     def difference_update(self, other: DeletedRanges) -> int:
         """Remove all entries of `other` and return the number of removed ones."""
+        if self._new:
+            self.settle()
         removed = 0
         for ledger_id, forgotten in list(other.bitmaps()):  # A copy, because `other` may be this set.
             held = self.entries(ledger_id)
@@ -373,6 +399,8 @@ class DeletedRanges:
         Complexity: bitmap operations over the removed entries.
         """
         ledger_id, entry_id = check_position(position)
+        if self._new:
+            self.settle()
         held_before = self._entry_count
         if self._ledger_ids and self._ledger_ids[0] < ledger_id:
             below = bisect_left(self._ledger_ids, ledger_id)
@@ -385,12 +413,14 @@ class DeletedRanges:
 
     def remove_lowest(self, ledger_id: int, first: int) -> int:
         """Remove the lowest run if it starts at an entry, below which none is acked; return its end, else `first`."""
-        bitmap = self._recall(ledger_id)
+        bitmap = self.entries(ledger_id)
         if first > ENTRY_ID_MAX or first not in bitmap:
             return first
+        if self._new:
+            self.settle()
         end = run_end(bitmap, first)
         bitmap.remove_range(first, end)
-        self._count(first - end, -1, -(self._recent_fixed + range_first_bytes(first) + range_last_bytes(end - 1)))
+        self._count(first - end, -1, -range_bytes(ledger_id, first, end - 1))
         if not bitmap:
             self._forget_ledgers(1)
         return end
@@ -410,7 +440,7 @@ class DeletedRanges:
         twin = DeletedRanges()
         twin._ledger_ids = self._ledger_ids[:]
         twin._bitmaps = [bitmap.copy() for bitmap in self._bitmaps]
-        twin._count(self._entry_count, self.range_count, self.record_bytes)
+        twin._count(len(self), self.range_count, self.record_bytes)
         return twin
 
     def _open_closed(self, position: Position) -> tuple[Position, Position]:
@@ -418,64 +448,28 @@ class DeletedRanges:
         assert run is not None
         return Position(run.ledger_id, run.first - 1), Position(run.ledger_id, run.end - 1)
 
-    def _recall(self, ledger_id: int) -> BitMap:
-        """Return a ledger's entries, and cache them unless they are empty."""
-        if ledger_id == self._recent_id:
-            return self._recent
+    def _turn_to(self, ledger_id: int) -> None:
+        """Make a ledger the recent one, and add it if it is missing: an entry of it is about to be added."""
+        if self._new:
+            self.settle()
         bitmap = self.entries(ledger_id)
-        if bitmap:
-            self._recent_id, self._recent, self._recent_fixed = ledger_id, bitmap, range_fixed_bytes(ledger_id)
-        return bitmap
-
-    def _find_same(self, entry_id: int) -> bool:
-        """Return whether both ends of a range of one entry take the same, and note the entries for which they do."""
-        size = VARINT_BYTES[entry_id.bit_length()]
-        if not 0 < entry_id < ENTRY_ID_MAX or VARINT_BYTES[(entry_id - 1).bit_length()] != size:
-            return False
-        self._same_from, self._same_end = 2 ** (7 * (size - 1)) + 1, min(2 ** (7 * size), ENTRY_ID_MAX)
-        self._same_bytes = 2 * size
-        return True
-
-    def _add_beside(self, entry_id: int) -> None:
-        """Count an entry that is to be added to the recent ledger, whatever is beside it."""
-        bitmap = self._recent
-        # `low` is the size of a lower end here and of an upper end one entry below; `high` likewise above.
-        low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
-        high = VARINT_BYTES[entry_id.bit_length()]
-        ends_before = entry_id > 0 and entry_id - 1 in bitmap
-        begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in bitmap
-        if ends_before is not begins_after:
-            self.record_bytes += high - low if ends_before else low - high
-        elif ends_before:
-            self.range_count -= 1
-            self.record_bytes -= self._recent_fixed + low + high
-        else:
-            self.range_count += 1
-            self.record_bytes += self._recent_fixed + low + high
+        if not bitmap:
+            bitmap = BitMap()
+            self._insert(ledger_id, bitmap)
+        self._recent_id, self._recent, self._new = ledger_id, bitmap, BitMap()
 
     def _add_bitmap(self, ledger_id: int, candidates: BitMap) -> int:
+        if self._new:
+            self.settle()
         held = self.entries(ledger_id)
         if not held:
             if candidates:
                 self._hold(ledger_id, candidates.copy())
             return len(candidates)
         new = candidates - held
-        if not new:
-            return 0
-        right_of_new = new.shift(1) & held  # first entries of existing ranges that a new entry joins
-        left_of_new = new.shift(-1) & held  # last entries of existing ranges that a new entry joins
-        new_firsts = firsts(new) - left_of_new.shift(1)
-        new_lasts = lasts(new) - right_of_new.shift(-1)
-        gained = len(new_firsts) - len(right_of_new)
-        record_bytes = (
-            gained * range_fixed_bytes(ledger_id)
-            + firsts_bytes(new_firsts)
-            - firsts_bytes(right_of_new)
-            + lasts_bytes(new_lasts)
-            - lasts_bytes(left_of_new)
-        )
-        held |= new
-        self._count(len(new), gained, record_bytes)
+        if new:
+            held |= new
+            self._count(len(new), *self._gained(ledger_id, held, new))
         return len(new)
 
     def _hold(self, ledger_id: int, bitmap: BitMap) -> None:
@@ -518,17 +512,50 @@ class DeletedRanges:
 
     def _count(self, entries: int, ranges: int, record_bytes: int) -> None:
         self._entry_count += entries
-        self.range_count += ranges
-        self.record_bytes += record_bytes
+        self._range_count += ranges
+        self._record_bytes += record_bytes
+
+    def _noted(self) -> tuple[int, int]:
+        """Return how many ranges and record bytes the counters lack."""
+        # Of a copy: if another thread reads, its owner may add to the entries meanwhile, or count them.
+        ledger_id, held, new = self._recent_id, self._recent, self._new.copy()
+        return (0, 0) if ledger_id is None else self._gained(ledger_id, held, new)
+
+    @staticmethod
+    def _gained(ledger_id: int, held: BitMap, new: BitMap) -> tuple[int, int]:
+        """Return how many ranges and record bytes a ledger has more than without some of its entries."""
+        fixed, ranges, record_bytes = range_fixed_bytes(ledger_id), 0, 0
+        if len(new) <= _FEW_MAX:
+            for entry_id in new:
+                # As if they were added in order: those below are there, those above are not yet.
+                ends_before = entry_id > 0 and entry_id - 1 in held
+                begins_after = entry_id < ENTRY_ID_MAX and entry_id + 1 in held and entry_id + 1 not in new
+                # `low` is the size of a lower end here and of an upper end one entry below; `high` likewise above.
+                low = VARINT_BYTES[(entry_id - 1).bit_length()] if entry_id else MINUS_ONE_BYTES
+                high = VARINT_BYTES[entry_id.bit_length()]
+                if ends_before is not begins_after:
+                    record_bytes += high - low if ends_before else low - high
+                else:
+                    ranges += -1 if ends_before else 1
+                    record_bytes += -(fixed + low + high) if ends_before else fixed + low + high
+            return ranges, record_bytes
+        right_of_new = (new.shift(1) & held) - new  # first entries of other ranges that a new entry joins
+        left_of_new = (new.shift(-1) & held) - new  # last entries of other ranges that a new entry joins
+        new_firsts = firsts(new) - left_of_new.shift(1)
+        new_lasts = lasts(new) - right_of_new.shift(-1)
+        ranges = len(new_firsts) - len(right_of_new)
+        record_bytes = firsts_bytes(new_firsts) - firsts_bytes(right_of_new) + lasts_bytes(new_lasts)
+        return ranges, ranges * fixed + record_bytes - lasts_bytes(left_of_new)
 
     def _check(self) -> None:
         """Assert that the counters equal a complete recount. Complexity: O(ranges)."""
         assert list(self._ledger_ids) == sorted(set(self._ledger_ids))
         assert len(self._ledger_ids) == len(self._bitmaps)
         assert all(self._bitmaps)
-        assert self._recent_id is None or self.entries(self._recent_id) is self._recent
+        assert self._recent_id is None or self._bitmaps[self._ledger_ids.index(self._recent_id)] is self._recent
+        assert not self._new or (self._recent_id is not None and self._new <= self._recent)
         runs = list(self.runs())
-        assert self._entry_count == sum(end - first for _, first, end in runs)
+        assert len(self) == sum(end - first for _, first, end in runs)
         assert self.range_count == len(runs)
         assert self.record_bytes == sum(range_bytes(ledger, first, end - 1) for ledger, first, end in runs)
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native import DeliveryCounts
 
-# A bulk operation takes as long as this many single ones.
-_FEW_MAX = 8
 EVERYTHING = Position(LEDGER_ID_MAX, ENTRY_ID_MAX)
 """Above every position: nothing is too young to be persisted."""
 
@@ -72,11 +70,7 @@ class UnpersistedAcks:
         """Acked since the last persist began, or part of a write that failed."""
         if self.new:
             new, self.new = self.new, BitMap()
-            if len(new) > _FEW_MAX:
-                self._fresh.add_entries(self.new_ledger_id, new)
-            else:
-                for entry_id in new:
-                    self._fresh.add_valid(self.new_ledger_id, entry_id)
+            self._fresh.add_missing(self.new_ledger_id, new)
         if self.passed is not None:
             self._fresh.remove_at_most(self.passed)
             self.passed = None
@@ -89,7 +83,7 @@ class UnpersistedAcks:
         # have added.
         if self._as_one is not None:
             return max(ranges.record_bytes for ranges in self._alternatives())
-        return self.fresh.record_bytes + self.in_flight.record_bytes
+        return self.fresh.settle().record_bytes + self.in_flight.record_bytes
 
     def sets(self) -> tuple[DeletedRanges, ...]:
         """Return the four sets: to be read, not changed."""
@@ -607,7 +601,7 @@ class CursorAckState:
                 return 0
             # The mark-delete moves by one entry, which is in no set, and over the acked ones after it.
             self.mark_delete = position
-            if self.deleted.range_count:
+            if self.deleted._ledger_ids:  # whether it has any, without a call
                 self._pass_acked()
         elif ledger_id < marked_ledger_id or not self.deleted.add_valid(ledger_id, entry_id):
             return 0
@@ -633,8 +627,9 @@ class CursorAckState:
             if bitmap and bitmap.max() >= self.ledgers.entry_count(ledger_id):
                 self.ledgers.check_written(Position(ledger_id, bitmap.max()))
         for ledger_id, bitmap in new.items():
-            self.deleted.add_entries(ledger_id, bitmap)
-            self.unpersisted.add_entries(ledger_id, bitmap)
+            if bitmap:
+                self.deleted.add_missing(ledger_id, bitmap)
+                self.unpersisted.add_entries(ledger_id, bitmap)
             if self.batch.by_ledger:
                 for position in self.batch.among(ledger_id, bitmap):
                     self.unpersisted_batches.complete(position)

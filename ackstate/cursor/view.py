@@ -338,7 +338,7 @@ class CursorView(AckView):
     def stats(self) -> CursorStats:
         """Return the cursor's numbers, all of one instant."""
         with self._lock:
-            persister, deleted = self._persister, self._state.deleted
+            persister, deleted = self._persister, self._state.deleted.settle()
             redelivery, young, cut = self.redelivery_if_crashed, self.held_back_count, self.cut_count
             return CursorStats(
                 redelivery_if_crashed=redelivery,
@@ -397,6 +397,7 @@ class CursorView(AckView):
     @property
     def range_count_to_persist(self) -> int:
         """How many ranges a persist of everything would hold, or entries if `counts_entries_to_persist`; O(1)."""
-        deleted = self._state.deleted
+        with self._lock:
+            deleted = self._state.deleted.settle()
         # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
         return len(deleted) if self.counts_entries_to_persist else deleted.range_count

@@ -375,7 +375,8 @@ class Admission:
         """Return the present usage of the gate's limits; a named consumer's unacked messages count as its own."""
         sent, view = self._sent, self._view
         # How many ranges count, or entries where a limit of Pulsar's counts them.
-        ranges = self.cursor.deleted.range_count if self._ranges_limit is None else view.range_count_to_persist
+        is_limited = self.gate is not None and self.gate.limits.max_unacked_ranges
+        ranges = view.range_count_to_persist if is_limited else self.cursor.deleted.range_count
         return Usage(
             view.unpersisted_record_bytes,
             sent.reserved_bytes,

@@ -78,12 +78,9 @@ class DispatchGate:
         self._is_taken = self._is_left = False
         self._is_shut = False  # whether a rule of the whole subscription is closed
         self._has_opened = False  # whether one opened for a consumer since the waiters were looked at
+        self.limits: GateLimits
+        """The limits in force. To be read only: `change_limits` changes them."""
         self.change_limits(limits)
-
-    @property
-    def limits(self) -> GateLimits:
-        """The limits in force."""
-        return self._limits
 
     @property
     def closed_consumers(self) -> tuple[str, ...]:
@@ -114,7 +111,7 @@ class DispatchGate:
         if not isinstance(limits, GateLimits):
             raise TypeError(f"limits must be a GateLimits, got {limits!r}")
         with self._lock:
-            self._limits = limits
+            self.limits = limits
             bytes_max, ranges_max, ratio = (
                 limits.max_unpersisted_ack_record_bytes, limits.max_unacked_ranges, limits.unpersisted_release_ratio
             )  # fmt: skip
@@ -433,7 +430,7 @@ class DispatchGate:
 
     def _open_consumer(self) -> RuleState:
         """Return the state of the consumers' rule for those that it is not closed for."""
-        state, limit = RuleState(Rule.CONSUMER_UNACKED_MESSAGES), self._limits.max_unacked_messages_per_consumer
+        state, limit = RuleState(Rule.CONSUMER_UNACKED_MESSAGES), self.limits.max_unacked_messages_per_consumer
         # At half, where the rule of the subscription opens below half: as Pulsar's Consumer has it.
         state.change(limit, mark=limit // 2)
         return state

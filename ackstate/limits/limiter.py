@@ -213,10 +213,10 @@ class AckLimiter:
     def usage(self, consumer: str = "") -> Usage:
         """Return the present usage of the limits; a named consumer's unacked messages count as its own."""
         return Usage(
-            self._fresh.record_bytes + self._writing.record_bytes,
+            self._fresh.settle().record_bytes + self._writing.record_bytes,
             self._reserved_bytes,
             self._unacked,
-            self.deleted.range_count,
+            self.deleted.settle().range_count,
             self._reserved_ranges,
             self._unacked_of.get(consumer, 0),
         )

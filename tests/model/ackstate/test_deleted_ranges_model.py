@@ -80,6 +80,17 @@ class DeletedRangesMachine(RuleBasedStateMachine):
         assert self.ranges.add_entries(ledger_id, BitMap(entries) if as_bitmap else entries) == len(new)
         self.model |= new
 
+    @rule(ledger_id=ledger_ids, entries=st.lists(entry_ids, max_size=12))
+    def add_missing(self, ledger_id, entries):
+        new = {Position(ledger_id, entry) for entry in entries} - self.model
+        if new:
+            self.ranges.add_missing(ledger_id, BitMap([entry for _, entry in new]))
+            self.model |= new
+
+    @rule()
+    def settle(self):
+        assert self.ranges.settle() is self.ranges
+
     @rule(ledger_id=ledger_ids, first=entry_ids, length=st.integers(0, 9))
     def add_open_closed_in_one_ledger(self, ledger_id, first, length):
         upper = min(first + length, ENTRY_ID_MAX)
