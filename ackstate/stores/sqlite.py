@@ -158,10 +158,12 @@ class SqliteStore:
         self._path = Path(path)
         self._database = SqliteConnection(self._path, check_pages=check_pages)
         salted: int = google_crc32c.value(self._database.salt)
-        self._ledgers = _SqliteLedgers(self._database, salted)
-        self._metadata = _SqliteMetadata(self._database, salted, metadata_value_bytes_max)
+        self.ledgers = _SqliteLedgers(self._database, salted)
+        """The logs."""
+        self.metadata = _SqliteMetadata(self._database, salted, metadata_value_bytes_max)
+        """The small values."""
         with suppress(AckStateError):  # Damage is found when it is read.
-            self._ledgers.finish_deletes()
+            self.ledgers.finish_deletes()
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._path}>"
@@ -211,16 +213,6 @@ class SqliteStore:
             raise
         store._remove_copy = weakref.finalize(store, _remove, place, os.getpid())
         return store
-
-    @property
-    def ledgers(self) -> _SqliteLedgers:
-        """The logs."""
-        return self._ledgers
-
-    @property
-    def metadata(self) -> _SqliteMetadata:
-        """The small values."""
-        return self._metadata
 
     def close(self) -> None:
         """Copy the log to the database as far as there is room, and unlock; no-op if closed."""

@@ -165,7 +165,7 @@ class SqliteConnection:
             raise self._forked()
         if self._refusal:
             raise StoreError(self._refusal)
-        calls = [_Call(change) for change in changes]
+        calls = list(map(_Call, changes))
         try:
             with self._joining:
                 group = self._open_group
@@ -226,9 +226,11 @@ class SqliteConnection:
             with self._joining:
                 if self._open_group is group:
                     self._open_group = _Group()
-            calls = [call for call in group.calls if not call.is_withdrawn]
-            for call in calls:
-                call.error = None  # That under an interrupted leader.
+            calls = []
+            for call in group.calls:
+                if not call.is_withdrawn:
+                    call.error = None  # That under an interrupted leader.
+                    calls.append(call)
             if not self._refusal and self._connection.in_transaction:
                 self._roll_back()
             if self._refusal:
