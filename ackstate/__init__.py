@@ -5,7 +5,6 @@ The names here are those that most programs need; a package has the others of it
 
 from typing import TYPE_CHECKING, Any
 
-from ackstate.aio import AsyncTopics
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.cursor import CursorConfig, Format, ManagedCursor, Receipt, Repair, UnreadableCursorError
 from ackstate.deleted_ranges import DeletedRanges, Run
@@ -54,6 +53,7 @@ from ackstate.topic import (
 )
 
 if TYPE_CHECKING:
+    from ackstate.aio import AsyncTopics
     from ackstate.stores.bookkeeper import BookKeeperStore
 
     __version__: str
@@ -112,11 +112,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported when it is used: the store that needs the extra `bookkeeper`, and the version."""
+    """Return what is imported when it is used: what is slow, and the store that needs the extra `bookkeeper`."""
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - slow
 
         return version("ackstate")
+    if name == "AsyncTopics":
+        from ackstate.aio import AsyncTopics  # noqa: PLC0415 - asyncio takes a quarter of the rest
+
+        return AsyncTopics
     if name != "BookKeeperStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

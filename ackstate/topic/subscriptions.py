@@ -16,7 +16,6 @@ from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import PayloadTooLargeError, StoreError
-from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.log import MessageLog
 from ackstate.topic_name import ROOT, check_name
 from ackstate.wire import native
@@ -173,6 +172,8 @@ def check_type(kind: SubscriptionType | None, stored: SubscriptionType | None, *
 
 def find_message_log(store: Store, topic: str) -> ReadableLog | None:
     """Return the message log of a topic as it is now, None if the store has none; errors as `MessageLog.find`."""
+    from ackstate.stores.pulsar import PulsarLayout  # noqa: PLC0415 - slow, and few programs use it
+
     if isinstance(store, PulsarLayout):
         return store.find_message_log(topic)
     return MessageLog.find(store, topic=topic)
