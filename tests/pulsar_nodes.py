@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ackstate import MemoryStore
+from ackstate.stores.bookkeeper import Tail
 from ackstate.stores.pulsar import PulsarLayout
 
 TOPIC = "persistent://public/default/t1"
@@ -58,4 +59,11 @@ def new_nodes():
 
 def layout_of(nodes, within=""):
     """Return the store of a cluster's cursors."""
-    return PulsarLayout(nodes, nodes.store.ledgers, within=within)
+    ledgers = nodes.store.ledgers
+
+    def read_tail(ledger_id, _=None):
+        last = ledgers.last(ledger_id)
+        return Tail(ledger_id, last, ledgers.read(ledger_id, last, last + 1)[0] if last >= 0 else b"")
+
+    ledgers.read_tail, ledgers.release_tail, ledgers.check_usable = read_tail, lambda _: None, lambda: None
+    return PulsarLayout(nodes, ledgers, within=within)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 from ackstate.errors import AckStateError, CorruptStateError
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Args = TypeVarTuple("_Args")
 
 ABSENT = -1
 """The expected version of a metadata value that must not exist yet."""
@@ -87,16 +88,6 @@ class Versioned(NamedTuple):
 
     data: bytes
     version: int
-
-
-class Tail(NamedTuple):
-    """The last entry of a ledger that another process may be appending to; see `LedgerStore.read_tail`."""
-
-    ledger_id: int
-    last: int  # the id of the entry, -1 if there is none
-    entry: bytes = b""  # its bytes
-    is_closed: bool = False  # whether it stays the last one
-    handle: int = -1  # of the store
 
 
 class LedgerStore(ABC):
@@ -182,25 +173,6 @@ class LedgerStore(ABC):
         """
         _check_ledger_id(ledger_id)
         return self._last(ledger_id)
-
-    def read_tail(self, ledger_id: int, before: Tail | None = None) -> Tail:  # noqa: ARG002 - only a remote store uses it
-        """Return the last entry of a ledger as it is now; its writer does not notice.
-
-        Args:
-            ledger_id: The ledger.
-            before: An earlier result, which makes this cheaper; not to be used again afterwards.
-
-        Raises:
-            LedgerNotFoundError: There is no such ledger.
-        """
-        last = self.last(ledger_id)
-        return Tail(ledger_id, last, self.read(ledger_id, last, last + 1)[0] if last >= 0 else b"")
-
-    def release_tail(self, tail: Tail) -> None:  # noqa: B027 - a local store keeps nothing
-        """Release what the store keeps for the next `read_tail`; no-op if it keeps nothing."""
-
-    def check_usable(self) -> None:  # noqa: B027 - a local store loses no connection
-        """Raise `StoreError` if every call is refused until the store is opened again."""
 
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger and its entries; no-op if it does not exist."""
@@ -388,25 +360,26 @@ THREADS_MAX = 64
 """How many threads write at once for the caller of many writes that do not depend on each other."""
 
 
+def outcome_of(call: Callable[[*_Args], _Result], *args: *_Args) -> _Result | AckStateError:
+    """Return the result of a call, or the `AckStateError` that it raised."""
+    try:
+        return call(*args)
+    except AckStateError as error:
+        return error
+
+
 def call_each(
     call: Callable[[_Item], _Result], items: Sequence[_Item], executor: Executor | None = None
 ) -> list[_Result | AckStateError]:
     """Call a function with each item, in threads, so that writes share syncs; return results or errors in order."""
     # Without an executor, in a pool that lives for this call. An error that is no `AckStateError` is raised once all
     # calls are over.
-
-    def outcome(item: _Item) -> _Result | AckStateError:
-        try:
-            return call(item)
-        except AckStateError as error:
-            return error
-
     if len(items) <= 1:
-        return [outcome(item) for item in items]
+        return [outcome_of(call, item) for item in items]
     if executor is None:
         with ThreadPoolExecutor(min(THREADS_MAX, len(items)), thread_name_prefix="ackstate-writer") as pool:
             return call_each(call, items, pool)
-    futures = [executor.submit(outcome, item) for item in items]
+    futures = [executor.submit(outcome_of, call, item) for item in items]
     try:
         wait(futures)
     except BaseException:

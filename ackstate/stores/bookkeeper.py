@@ -27,9 +27,8 @@ from __future__ import annotations
 import struct
 import threading
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.stores.base import (
@@ -39,18 +38,12 @@ from ackstate.stores.base import (
     PayloadTooLargeError,
     Store,
     StoreError,
-    Tail,
+    call_each,
     check_path,
     fenced,
     no_ledger,
 )
-from ackstate.stores.bookkeeper_client import (
-    BOOKIE_UNREACHABLE,
-    JVM_OPTIONS,
-    BookKeeperClient,
-    BookKeeperError,
-    Replication,
-)
+from ackstate.stores.bookkeeper_client import BOOKIE_UNREACHABLE, BookKeeperError, BookKeeperOptions
 from ackstate.stores.zookeeper import (
     DELETIONS,
     METADATA,
@@ -72,7 +65,9 @@ from ackstate.stores.zookeeper import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.stores.bookkeeper_client import LedgerMetadata, OpenLedger, Reply
+    from ackstate.stores.bookkeeper_client import BookKeeperClient, LedgerMetadata, OpenLedger, Replication, Reply
+
+__all__ = ["BookKeeperOptions", "BookKeeperStore"]
 
 LEDGERS = "/ledgers"
 OWNERS = "/owners"
@@ -121,6 +116,16 @@ def decode_entry(data: bytes, what: str) -> tuple[bytes, int | None]:
             what, offset=0, expected=f"version {_ENTRY_VERSION}, a known kind", found=(version, kind)
         )
     return data[_HEADER.size :], index if kind == EntryKind.CONTINUED else None
+
+
+class Tail(NamedTuple):
+    """The last entry of a ledger that another process may be appending to; see `BookKeeperLedgers.read_tail`."""
+
+    ledger_id: int
+    last: int  # the id of the entry, -1 if there is none
+    entry: bytes = b""  # its bytes
+    is_closed: bool = False  # whether it stays the last one
+    handle: int = -1  # of the client
 
 
 class LedgerRegistry(Protocol):
@@ -259,6 +264,7 @@ class BookKeeperLedgers(LedgerStore):
         return self._registry.owners()
 
     def read_tail(self, ledger_id: int, before: Tail | None = None) -> Tail:
+        """Return the last entry of a ledger as it is now; its writer does not notice. An earlier result is used up."""
         self.check_usable()
         if before is not None and before.is_closed:
             return before
@@ -276,6 +282,7 @@ class BookKeeperLedgers(LedgerStore):
             raise
 
     def release_tail(self, tail: Tail) -> None:
+        """Release what the client keeps for the next `read_tail`."""
         with suppress(StoreError):
             self._client.close_ledger(tail.handle)
 
@@ -285,16 +292,10 @@ class BookKeeperLedgers(LedgerStore):
         writers = list(self._writers.values())
         for writer in writers:
             writer.is_open = False
-        for writer in writers:
-            with writer.lock:  # An append that is under way comes to its end.
-                pass
-        with suppress(StoreError):
-            for reply in [self._client.close_ledger(writer.handle) for writer in writers]:
-                with suppress(StoreError):
-                    reply.wait()
-        self._writers.clear()
+        call_each(self._end_writer, list(self._writers))
 
     def check_usable(self) -> None:
+        """Raise `StoreError` if every call is refused until the store is opened again."""
         self._registry.check_usable()
         self._client.check_usable()
 
@@ -559,7 +560,7 @@ class LedgerNodes:
                 self._replication, ledger_id=ledger_id, custom_metadata=self._custom_metadata
             ).wait()
             if not self._session.settle(lambda: self._try_add(ledger_id, owner)):
-                self._client.forget_ledger(opened.handle)
+                self._client.close_ledger(opened.handle)
                 raise LostRaceError
         except BaseException:
             with suppress(AckStateError, LostRaceError):
@@ -624,35 +625,6 @@ def _owner_path(owner: str) -> str:
 
 def _garbage_path(ledger_id: int) -> str:
     return f"{GARBAGE}/{ledger_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class BookKeeperOptions:
-    """How a `BookKeeperStore` uses BookKeeper."""
-
-    replication: Replication = field(default_factory=Replication)  # of new ledgers; the password of all
-    ledgers_root: str = "/ledgers"  # BookKeeper's own node in the same ZooKeeper cluster
-    # Jars, and folders of jars, separated as in Java. None takes the environment's ``ACKSTATE_BOOKKEEPER_CLASSPATH``,
-    # or Pulsar's ``lib`` in ``PULSAR_HOME``.
-    class_path: str | None = None
-    jvm_options: Sequence[str] = JVM_OPTIONS  # of the virtual machine, such as its largest heap
-    settings: Mapping[str, str] = field(default_factory=dict)  # of BookKeeper's ``ClientConfiguration``, by name
-    # A client of the same cluster that several stores share, which a store does not close; the fields above except
-    # `replication` are then ignored. None starts one for this store.
-    client: BookKeeperClient | None = None
-
-    def __post_init__(self) -> None:
-        check_path(self.ledgers_root)
-
-    def connect(self, hosts: str, *, call_timeout_s: float) -> BookKeeperClient:
-        """Start a client of a cluster with these ZooKeeper servers; `StoreError` if that fails."""
-        return BookKeeperClient(
-            f"zk+null://{hosts.replace(',', ';')}{self.ledgers_root}",
-            class_path=self.class_path,
-            jvm_options=self.jvm_options,
-            settings=self.settings,
-            call_timeout_s=call_timeout_s,
-        )
 
 
 @final

@@ -22,13 +22,13 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
-from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, StoreError, check_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,10 +275,6 @@ class BookKeeperClient:
         """Close a handle; that of the writer also closes the ledger."""
         return self._call(_nothing, "close", handle)
 
-    def forget_ledger(self, handle: int) -> Reply[None]:
-        """Release a handle and leave the ledger as it is; that of a writer then needs recovery."""
-        return self._call(_nothing, "forget", handle)
-
     def delete(self, ledger_id: int) -> Reply[None]:
         """Delete a ledger; `LedgerNotFoundError` if there is none."""
         return self._call(_nothing, "delete", ledger_id)
@@ -396,6 +392,35 @@ class BookKeeperClient:
         with suppress(ValueError):  # Most real-time signals have no name.
             return f"was killed by {signal.Signals(-status).name}"
         return f"was killed by signal {-status}"
+
+
+@dataclass(frozen=True, slots=True)
+class BookKeeperOptions:
+    """How a store uses BookKeeper."""
+
+    replication: Replication = field(default_factory=Replication)  # of new ledgers; the password of all
+    ledgers_root: str = "/ledgers"  # BookKeeper's own node in the same ZooKeeper cluster
+    # Jars, and folders of jars, separated as in Java. None takes the environment's ``ACKSTATE_BOOKKEEPER_CLASSPATH``,
+    # or Pulsar's ``lib`` in ``PULSAR_HOME``.
+    class_path: str | None = None
+    jvm_options: Sequence[str] = JVM_OPTIONS  # of the virtual machine, such as its largest heap
+    settings: Mapping[str, str] = field(default_factory=dict)  # of BookKeeper's ``ClientConfiguration``, by name
+    # A client of the same cluster that several stores share, which a store does not close; the fields above except
+    # `replication` are then ignored. None starts one for this store.
+    client: BookKeeperClient | None = None
+
+    def __post_init__(self) -> None:
+        check_path(self.ledgers_root)
+
+    def connect(self, hosts: str, *, call_timeout_s: float) -> BookKeeperClient:
+        """Start a client of a cluster with these ZooKeeper servers; `StoreError` if that fails."""
+        return BookKeeperClient(
+            f"zk+null://{hosts.replace(',', ';')}{self.ledgers_root}",
+            class_path=self.class_path,
+            jvm_options=self.jvm_options,
+            settings=self.settings,
+            call_timeout_s=call_timeout_s,
+        )
 
 
 def _requests(entries: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

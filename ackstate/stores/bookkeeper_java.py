@@ -247,11 +247,6 @@ class Worker:
         """Close a handle; that of a writer seals its ledger."""
         self._when_done(number, self._ledgers.pop(handle)[0].closeAsync(), lambda _: None)
 
-    def forget(self, number: int, handle: int) -> None:
-        """Release a handle without closing it."""
-        self._ledgers.pop(handle, None)
-        self._send([(number, True, None)])
-
     def delete(self, number: int, ledger_id: int) -> None:
         """Delete a ledger."""
         self._when_done(number, self._client.newDeleteLedgerOp().withLedgerId(ledger_id).execute(), lambda _: None)

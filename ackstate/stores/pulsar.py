@@ -43,18 +43,19 @@ from ackstate.stores.base import (
     check_path,
     no_ledger,
 )
-from ackstate.stores.bookkeeper_client import JVM_OPTIONS, BookKeeperClient, Replication
+from ackstate.stores.bookkeeper_client import BookKeeperOptions
 from ackstate.topic_name import ROOT, TopicName, parse_topic, persistence_name
 from ackstate.wire.pulsar import decode_cursor_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
 from ackstate.wire.pulsar.message_entry import decode_message_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ackstate.position import Position
     from ackstate.stores.base import LedgerStore, Versioned
-    from ackstate.stores.bookkeeper_client import OpenLedger
+    from ackstate.stores.bookkeeper import BookKeeperLedgers
+    from ackstate.stores.bookkeeper_client import BookKeeperClient, OpenLedger, Replication
     from ackstate.stores.zookeeper import ZooKeeperNodes
 
 DOMAIN, _SEGMENTS = "persistent", "segment"  # the domains of topics with cursors
@@ -350,7 +351,7 @@ class PulsarLayout:
     def __init__(
         self,
         nodes: ZooKeeperNodes,
-        ledgers: LedgerStore,
+        ledgers: BookKeeperLedgers,
         *,
         within: str = "",
         closing: ExitStack | None = None,
@@ -364,7 +365,7 @@ class PulsarLayout:
         return f"PulsarLayout({self.nodes.name!r})"
 
     @property
-    def ledgers(self) -> LedgerStore:
+    def ledgers(self) -> BookKeeperLedgers:
         """The cursor ledgers."""
         return self._ledgers
 
@@ -395,29 +396,23 @@ class PulsarLayout:
         self._closing.close()
 
 
-def open_cluster(  # noqa: PLR0913 - settings are named, not packed
+def open_cluster(
     url: str,
     *,
+    bookkeeper: BookKeeperOptions | None = None,
     only_reads: bool = False,
-    replication: Replication | None = None,
-    class_path: str | None = None,
-    jvm_options: Sequence[str] = JVM_OPTIONS,
     call_timeout_s: float = 30.0,
     client_options: Mapping[str, Any] | None = None,
-    client: BookKeeperClient | None = None,
 ) -> PulsarLayout:
     """Open the cluster of a URL, see `parse_pulsar_url`; needs ``pip install 'ackstate[bookkeeper]'`` and Java.
 
     Args:
         url: Where the metadata is, such as ``pulsar+zk://127.0.0.1:2181``.
+        bookkeeper: How BookKeeper is used; the URL says where it is. The digest and the password must be those of the
+            brokers; those of the URL take precedence.
         only_reads: Refuse every change with `StoreError`.
-        replication: How new cursor ledgers are replicated; None for Pulsar's default, 2 bookies. The digest and the
-            password must be those of the brokers; those of the URL take precedence.
-        class_path: Where BookKeeper's Java client is; None for the environment's.
-        jvm_options: Of its virtual machine, such as the largest heap.
         call_timeout_s: How long a call waits for an answer.
         client_options: More arguments for `kazoo.client.KazooClient`.
-        client: A client of the cluster's BookKeeper to share, which stays open; None starts one for this store.
 
     Raises:
         ValueError: The URL is malformed, or names a metadata store other than ZooKeeper.
@@ -428,7 +423,8 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
     from ackstate.stores.zookeeper import ZooKeeperNodes, ZooKeeperSession  # noqa: PLC0415
 
     parts = parse_pulsar_url(url)
-    chosen = replication or Replication()
+    options = bookkeeper or BookKeeperOptions()
+    chosen = options.replication
     if parts.digest:
         chosen = replace(chosen, digest_type=parts.digest)
     if parts.password_file:
@@ -442,11 +438,9 @@ def open_cluster(  # noqa: PLR0913 - settings are named, not packed
             only_reads=only_reads,
         )
         opened.callback(session.close)
-        if client is None:
-            uri = f"zk+null://{parts.hosts.replace(',', ';')}{parts.chroot}{parts.ledgers}"
-            client = BookKeeperClient(
-                uri, class_path=class_path, jvm_options=jvm_options, call_timeout_s=call_timeout_s
-            )
+        placed = replace(options, ledgers_root=parts.chroot + parts.ledgers)
+        client = options.client or placed.connect(parts.hosts, call_timeout_s=call_timeout_s)
+        if options.client is None:
             opened.callback(client.close)
         nodes = ZooKeeperNodes(session)
         ledgers = BookKeeperLedgers(client, chosen, CursorLedgers(client, nodes, chosen))

@@ -19,6 +19,7 @@ from ackstate.cursor.formats import PulsarFormat, state_in
 from ackstate.errors import AckStateError, CorruptStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreError
+from ackstate.stores.bookkeeper_client import BookKeeperOptions
 from ackstate.stores.pulsar import managed_ledger_name, open_cluster, parse_pulsar_url
 from ackstate.topic_name import ROOT, persistence_name
 from ackstate.wire.pulsar import decode_position_info
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges
     from ackstate.position import Position
-    from ackstate.stores.base import Tail, Versioned
+    from ackstate.stores.base import Versioned
+    from ackstate.stores.bookkeeper import Tail
     from ackstate.stores.pulsar import PulsarLayout
 
 _AT_ONCE = 32
@@ -210,9 +212,8 @@ def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
 
 def _opened(url: str, class_path: str | None, call_timeout_s: float) -> PulsarLayout:
     try:
-        return open_cluster(
-            url, only_reads=True, class_path=class_path, jvm_options=_JVM_OPTIONS, call_timeout_s=call_timeout_s
-        )
+        bookkeeper = BookKeeperOptions(class_path=class_path, jvm_options=_JVM_OPTIONS)
+        return open_cluster(url, only_reads=True, bookkeeper=bookkeeper, call_timeout_s=call_timeout_s)
     except ImportError as error:
         raise StoreError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
 

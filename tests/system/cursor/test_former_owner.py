@@ -77,7 +77,7 @@ def opener(request):
                 settings = {"root": f"/former-{number}", "bookkeeper": bookkeeper_options(client)}
                 return lambda: stack.enter_context(closing(BookKeeperStore(cluster.hosts, **settings)))
             url = f"pulsar+zk://{cluster.hosts}"
-            return lambda: stack.enter_context(closing(open_cluster(url, client=client)))
+            return lambda: stack.enter_context(closing(open_cluster(url, bookkeeper=bookkeeper_options(client))))
 
         def new(kind):
             disk = MemoryDisk()

@@ -20,11 +20,13 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.stores.bookkeeper import BookKeeperLedgers
-from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
+from ackstate.stores.bookkeeper_client import BookKeeperClient, BookKeeperOptions, Replication
 from ackstate.stores.pulsar import CursorLedgers, open_cluster
 from ackstate.wire.pulsar.ranges import varint
 from crash.bookkeeper_cluster import JARS
 from pulsar_nodes import NODE, POLICIES, TOPIC
+
+OPTIONS = BookKeeperOptions(class_path=str(JARS))
 
 pytestmark = pytest.mark.slow
 MESSAGES = 40
@@ -46,9 +48,10 @@ def connect(cluster, client):
     """Open the cluster's cursors each time, by default with the shared client; all are closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def opened(*, client=client, **settings):
+        def opened(*, client=client, replication=OPTIONS.replication, **settings):
+            options = BookKeeperOptions(replication, class_path=str(JARS), client=client)
             return stack.enter_context(
-                closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS), client=client, **settings))
+                closing(open_cluster(f"pulsar+zk://{cluster.hosts}", bookkeeper=options, **settings))
             )
 
         yield opened
@@ -76,7 +79,7 @@ def store(connect):
 @pytest.fixture(scope="module")
 def open_ledgers(cluster):
     """Open the ledgers of the cluster each time, as another owner, with one Java client for all."""
-    with closing(open_cluster(f"pulsar+zk://{cluster.hosts}", class_path=str(JARS))) as store:
+    with closing(open_cluster(f"pulsar+zk://{cluster.hosts}", bookkeeper=OPTIONS)) as store:
         client, how = store.ledgers._client, Replication()
         yield lambda: BookKeeperLedgers(client, how, CursorLedgers(client, store.nodes, how))
 
@@ -107,14 +110,14 @@ def test_the_size_of_an_open_ledger_is_that_of_its_last_readable_entry(store, co
 def test_a_url_has_the_brokers_password(cluster, tmp_path, store):
     (tmp_path / "secret").write_text("s3cret\n")
     url = f"pulsar+zk://{cluster.hosts}?digest=MAC&password_file={tmp_path / 'secret'}"
-    with closing(open_cluster(url, class_path=str(JARS))) as secret:
+    with closing(open_cluster(url, bookkeeper=OPTIONS)) as secret:
         ledger_id = secret.ledgers.create(_owner("u"))
         assert secret.ledgers.append(ledger_id, [b"x"]) == 0
         assert secret.ledgers.last(ledger_id) == 0
     for call in (store.ledgers.last, store.ledgers.fence):
         with pytest.raises(StoreError):
             call(ledger_id)
-    with closing(open_cluster(url, class_path=str(JARS), only_reads=True)) as secret:
+    with closing(open_cluster(url, bookkeeper=OPTIONS, only_reads=True)) as secret:
         assert secret.ledgers.read(ledger_id, 0, 1) == [b"x"]
 
 
@@ -131,7 +134,7 @@ def test_a_cluster_may_be_below_a_node_of_zookeeper(cluster):
         client.stop()
         client.close()
     for url in (f"zk:{cluster.hosts}/elsewhere", f"pulsar+zk://{cluster.hosts}?chroot=/elsewhere"):
-        with closing(open_cluster(url, class_path=str(JARS), only_reads=True)) as elsewhere:
+        with closing(open_cluster(url, bookkeeper=OPTIONS, only_reads=True)) as elsewhere:
             assert list(elsewhere.metadata.topics()) == [TOPIC]
             assert elsewhere.find_message_log(TOPIC).ledgers.counts() == {7: 0}
 

@@ -82,8 +82,6 @@ class EmptyLedgers:
     def close_ledger(self, handle):
         return Done()
 
-    forget_ledger = close_ledger
-
     def destroy(self, ledger_id, replication):
         self.there.discard(ledger_id)
 
