@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import CursorClosedError
 from ackstate.topic.publish import OVERRIDDEN, REJECTED
 from ackstate.topic_name import parse_topic, persistence_name
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from ackstate.cursor import CursorStats, ManagedCursor
-    from ackstate.dispatch import DispatchStats, Subscription
+    from ackstate.dispatch import DispatchStats
     from ackstate.position import Position
     from ackstate.topic import BacklogReport, CounterSample, PublishCounters, Topics
 
@@ -146,23 +147,19 @@ class CursorCollector(Collector):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # By name: Prometheus refuses a whole scrape in which two cursors have the same labels.
-        self._exported: dict[_TopicLabels, _Exported] = {}
-        self._topics: list[weakref.ref[Topics]] = []
-        self._of_topics: dict[_TopicLabels, _Exported] = {}  # those of the last scrape
+        self._added: dict[_TopicLabels, weakref.ref[ManagedCursor | Subscription]] = {}
+        self._topics: weakref.WeakSet[Topics] = weakref.WeakSet()
+        # The oldest unacked message at the last scrape, and its publish time.
+        self._oldest: weakref.WeakKeyDictionary[Subscription, tuple[Position, int]] = weakref.WeakKeyDictionary()
 
-    def add(self, cursor: ManagedCursor, *, topic: str, subscription: str) -> None:
-        """Export an open cursor from now on, in place of the one that was added with the same names before.
+    def add(self, exported: ManagedCursor | Subscription, *, topic: str, subscription: str) -> None:
+        """Export an open cursor, or a subscription with its cursor, in place of that added with the same names before.
 
         A topic that is not named like ``persistent://public/default/orders`` has no namespace, and its ledger name is
         the text itself.
         """
         with self._lock:
-            self._exported[_labels(topic, subscription)] = _Exported(cursor)
-
-    def add_subscription(self, subscription: Subscription, *, topic: str, name: str) -> None:
-        """Export a subscription and its cursor from now on, in place of those that were added with the same names."""
-        with self._lock:
-            self._exported[_labels(topic, name)] = _Exported(subscription.cursor, subscription)
+            self._added[_labels(topic, subscription)] = weakref.ref(exported)
 
     def add_topics(self, topics: Topics) -> None:
         """Export every subscription that is open in `topics`, also those that are opened later.
@@ -171,8 +168,7 @@ class CursorCollector(Collector):
         They are held weakly. For `AsyncTopics`, pass its attribute `topics`.
         """
         with self._lock:
-            if all(each() is not topics for each in self._topics):
-                self._topics.append(weakref.ref(topics))
+            self._topics.add(topics)
 
     def collect(self) -> Iterable[Metric]:
         """Read each subscription or cursor once, so that its numbers are of one instant."""
@@ -185,61 +181,39 @@ class CursorCollector(Collector):
     def _read(self) -> tuple[list[tuple[_TopicLabels, _Reading]], int]:
         """Return the numbers of those that are open, forget the others, and count those that cannot be read."""
         with self._lock:
-            self._follow_topics()
-            exported = self._of_topics | self._exported
+            added, topics = self._added.copy(), list(self._topics)
+        opened = {
+            _labels(topic, name): each for of_store in topics for topic, name, each in of_store.open_subscriptions
+        }
+        exported = opened | {labels: each() for labels, each in added.items()}
         read, closed, unreadable = [], [], 0
         for labels, each in exported.items():
             try:
-                read.append((labels, each.read()))
+                read.append((labels, self._reading(each)))
             except CursorClosedError:
                 closed.append(labels)
             except Exception:  # One damaged cursor must not hide the others.
                 unreadable += 1
         with self._lock:
             for labels in closed:
-                if self._exported.get(labels) is exported[labels]:
-                    del self._exported[labels]
+                if labels in added and self._added.get(labels) is added[labels]:
+                    del self._added[labels]
         return read, unreadable
 
-    def _follow_topics(self) -> None:
-        """Update the subscriptions of topics; the caller holds the lock."""
-        self._topics = [each for each in self._topics if each() is not None]
-        known, self._of_topics = self._of_topics, {}
-        for topics in [each() for each in self._topics]:
-            for topic, name, subscription in () if topics is None else topics.open_subscriptions:
-                labels = _labels(topic, name)
-                exported = known.get(labels)
-                if exported is None or exported.subscription is None or exported.subscription() is not subscription:
-                    exported = _Exported(subscription.cursor, subscription)
-                self._of_topics[labels] = exported
-
-
-@final
-class _Exported:
-    """A cursor and perhaps its subscription, held weakly."""
-
-    def __init__(self, cursor: ManagedCursor, subscription: Subscription | None = None) -> None:
-        self._cursor = weakref.ref(cursor)
-        self.subscription = None if subscription is None else weakref.ref(subscription)
-        self._oldest: tuple[Position, int] | None = None  # a position, and its publish time
-
-    def read(self) -> _Reading:
+    def _reading(self, exported: ManagedCursor | Subscription | None) -> _Reading:
         """Return the present numbers; `CursorClosedError` if the cursor is closed or gone."""
-        cursor = self._cursor()
-        if cursor is None:
+        if exported is None:
             raise CursorClosedError("the cursor is gone")
-        cursor.check_open()
-        if self.subscription is None:
-            return _Reading(cursor.stats())
-        subscription = self.subscription()
-        if subscription is None:
-            raise CursorClosedError("the subscription is gone")
-        stats = subscription.stats()
-        return _Reading(stats.cursor, stats, self._published_ms(subscription, stats))
+        if not isinstance(exported, Subscription):
+            exported.check_open()
+            return _Reading(exported.stats())
+        exported.cursor.check_open()
+        stats = exported.stats()
+        return _Reading(stats.cursor, stats, self._published_ms(exported, stats))
 
     def _published_ms(self, subscription: Subscription, stats: DispatchStats) -> int | None:
         """Return when the oldest unacked message was published; None if there is none, or that is unknown."""
-        position, known = stats.oldest_unacked, self._oldest
+        position, known = stats.oldest_unacked, self._oldest.get(subscription)
         if position is None:
             return None
         if known is None or known[0] != position:
@@ -247,7 +221,7 @@ class _Exported:
                 (message,) = subscription.log.read([position])
             except Exception:  # It is lost or damaged, or the store fails; the other numbers are still true.
                 return None
-            self._oldest = known = position, message.publish_time_ms
+            self._oldest[subscription] = known = position, message.publish_time_ms
         return known[1] or None  # 0 is the publish time of a message whose producer gave none.
 
 

@@ -49,7 +49,7 @@ def scrape():
         delays=TopicDelayIndex(tick_time_ms=10).open_view(cursor.is_acked),
         options=SubscriptionOptions(dead_letters=DeadLetterPolicy(1, lambda _: None)),
     )
-    collector.add_subscription(subscription, topic=ORDERS, name="billing")
+    collector.add(subscription, topic=ORDERS, subscription="billing")
     delayed = Message(b"later", deliver_at_ms=10**6, publish_time_ms=1_000)
     log.publish([Message(b"now", publish_time_ms=1_000), delayed, *[Message(b"now", publish_time_ms=1_000)] * 9])
     first, *_ = (each.position for each in subscription.dispatch("ann", 2, now_ms=1_000))

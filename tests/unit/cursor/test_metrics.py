@@ -76,7 +76,7 @@ class Scraped(CursorCollector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         if subscription is not None:
-            self.add_subscription(subscription, topic=ORDERS, name="billing")
+            self.add(subscription, topic=ORDERS, subscription="billing")
 
     def samples(self):
         """Every sample of a scrape, (name, labels) -> value; fails if one is there twice."""
@@ -140,7 +140,7 @@ def test_a_cursor_alone_is_exported_until_its_subscription_is():
     topic.ack(1, 3)
     assert scraped.of_all("ackstate_cursor_ranges", "cursor_name") == {("billing",): 2}
     assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, None)
-    scraped.add_subscription(topic.subscription, topic=ORDERS, name="billing")
+    scraped.add(topic.subscription, topic=ORDERS, subscription="billing")
     assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, 0)
 
 
@@ -175,8 +175,8 @@ def test_what_is_closed_dropped_or_opened_again_leaves_and_what_cannot_be_read_h
     topic, names = NumberedTopic(), list(cursors)
     for name in names:
         scraped.add(cursors[name], topic=ORDERS, subscription=name)
-    scraped.add_subscription(topic.subscription, topic=ORDERS, name="billing")
-    scraped.add_subscription(NumberedTopic().subscription, topic=ORDERS, name="dropped too")
+    scraped.add(topic.subscription, topic=ORDERS, subscription="billing")
+    scraped.add(NumberedTopic().subscription, topic=ORDERS, subscription="dropped too")
     cursors["closed"].close(now_ms=0)
     topic.subscription.close(now_ms=0)
     with pytest.raises(CursorClosedError):
@@ -189,7 +189,7 @@ def test_what_is_closed_dropped_or_opened_again_leaves_and_what_cannot_be_read_h
     gc.collect()
     assert scraped.of_all("ackstate_cursor_ranges", "cursor_name") == {("open",): 0, ("again",): 0}
     assert scraped.of_all("ackstate_cursors_unreadable") == {(): 1}
-    assert {labels.subscription for labels in scraped._exported} == {"open", "again", "broken"}
+    assert {labels.subscription for labels in scraped._added} == {"open", "again", "broken"}
 
 
 def test_registering_reads_no_cursor_but_knows_every_name():
@@ -286,9 +286,9 @@ def test_all_subscriptions_of_topics_are_exported_also_later_ones():
     topics.open("t", now_ms=0).subscribe("s", now_ms=0)
     assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
     assert scraped.value(OLDEST) == 5
-    exported = dict(scraped._of_topics)
-    assert unacked() == {(ORDERS, "billing"): 1, ("t", "s"): 0}
-    assert scraped._of_topics == exported  # So that the oldest message is not read at every scrape.
+    orders.log.read, read = None, orders.log.read  # The oldest message is not read at every scrape.
+    assert (unacked(), scraped.value(OLDEST)) == ({(ORDERS, "billing"): 1, ("t", "s"): 0}, 5)
+    orders.log.read = read
     billing.close(now_ms=0)
     assert unacked() == {("t", "s"): 0}
     orders.subscribe("billing", now_ms=0)
@@ -296,7 +296,7 @@ def test_all_subscriptions_of_topics_are_exported_also_later_ones():
     alone = NumberedTopic()  # Another subscription under the names of one of those.
     alone.publish(7)
     alone.dispatch()
-    scraped.add_subscription(alone.subscription, topic="t", name="s")
+    scraped.add(alone.subscription, topic="t", subscription="s")
     assert unacked() == {(ORDERS, "billing"): 0, ("t", "s"): 7}
     del topics, orders, billing
     gc.collect()
