@@ -221,16 +221,15 @@ class AsyncTopics:
 
     async def open(self, name: str) -> AsyncTopic:
         """Open a topic, or create it; return the same object if it is open. See `Topics.open`."""
-        self._check_open(name)
+        self._check_open(f"topic {name!r}")
         async with self._alone:
-            self._check_open(name)
+            self._check_open(f"topic {name!r}")
             return self._of(await self._workers.run(self.topics.open, name))
 
     async def open_all(self, names: Iterable[str]) -> dict[str, AsyncTopic | AckStateError]:
         """Open or create many topics, which share syncs, and return each or its error. See `Topics.open_all`."""
         async with self._alone:
-            if self._is_closed:
-                raise TopicClosedError("topics cannot be opened: the topics are closed")
+            self._check_open("topics")
             found = await self._workers.run(self.topics.open_all, list(names))
             return {name: each if isinstance(each, AckStateError) else self._of(each) for name, each in found.items()}
 
@@ -239,8 +238,7 @@ class AsyncTopics:
     ) -> dict[tuple[str, str], AsyncSubscription | AckStateError]:
         """Open or create subscriptions of many open topics, which share syncs. See `Topics.subscribe_all`."""
         async with self._alone, AsyncExitStack() as held:
-            if self._is_closed:
-                raise TopicClosedError("subscriptions cannot be opened: the topics are closed")
+            self._check_open("subscriptions")
             topics = {name: self._opened[name] for name in requests}
             for topic in topics.values():
                 await held.enter_async_context(topic.alone)
@@ -250,9 +248,9 @@ class AsyncTopics:
             for names, each in found.items()
         }
 
-    def _check_open(self, name: str) -> None:
+    def _check_open(self, what: str) -> None:
         if self._is_closed:
-            raise TopicClosedError(f"topic {name!r} cannot be opened: the topics are closed")
+            raise TopicClosedError(f"{what} cannot be opened: the topics are closed")
 
     def _of(self, topic: Topic) -> AsyncTopic:
         known = self._opened.get(topic.name)
@@ -359,11 +357,13 @@ class AsyncTopic:
 
     Attributes:
         topic: The topic. Its parts may be read; a call that changes one goes through `alone`.
+        name: The name of the topic.
         alone: Held while a call is made: no other one of this topic overlaps with it.
     """
 
     def __init__(self, topic: Topic, topics: AsyncTopics) -> None:
         self.topic = topic
+        self.name = topic.name
         self.alone = asyncio.Lock()
         self._topics = topics
         self.clock = topics.clock
@@ -373,11 +373,6 @@ class AsyncTopic:
         self._publishing = Batches(self._publish)
         self._is_stopped = False
         self._subscriptions: dict[str, AsyncSubscription] = {}
-
-    @property
-    def name(self) -> str:
-        """The name of the topic."""
-        return self.topic.name
 
     async def publish(self, messages: Sequence[Message]) -> list[Position]:
         """Append messages, all or none, and return their positions in order once they are synced.

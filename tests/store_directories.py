@@ -69,3 +69,14 @@ def append_until(store: SqliteStore, ledger_id: int, error: type[StoreError]) ->
         append_on()
     assert type(caught.value) is error
     return entries
+
+
+def check_disk(disk):
+    """Assert every invariant of a `MemoryDisk`."""
+    assert all(0 < ledger_id < disk.next_ledger_id for ledger_id in disk.ledgers)
+    assert all(type(entry) is bytes for ledger in disk.ledgers.values() for entry in ledger.entries)
+    assert disk.first_version >= 0
+    for path, (data, version) in disk.values.items():
+        assert path.startswith("/")
+        assert type(data) is bytes
+        assert version >= 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar, final
 
-from ackstate.errors import AckStateError
 from ackstate.stores.base import (
     ABSENT,
     METADATA_VALUE_BYTES_MAX,
@@ -23,10 +22,13 @@ from ackstate.stores.base import (
     fenced,
     no_ledger,
     other_version,
+    outcome_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ackstate.errors import AckStateError
 
 _Result = TypeVar("_Result")
 
@@ -108,16 +110,6 @@ class MemoryDisk:
         found = self.values[path].version if path in self.values else ABSENT
         if found != version:
             raise other_version(path, found, version)
-
-    def _check(self) -> None:
-        assert all(0 < ledger_id < self.next_ledger_id for ledger_id in self.ledgers)
-        for ledger in self.ledgers.values():
-            assert all(type(entry) is bytes for entry in ledger.entries)
-        assert self.first_version >= 0
-        for path, (data, version) in self.values.items():
-            assert path.startswith("/")
-            assert type(data) is bytes
-            assert version >= 0
 
 
 @final
@@ -242,14 +234,8 @@ class _MemoryLedgers(LedgerStore):
     def _append_many(self, appends: list[tuple[int, list[bytes]]]) -> list[int | AckStateError]:
         with self._use:  # Also for none, and raised only once.
             pass
-        outcomes: list[int | AckStateError] = []
-        for ledger_id, entries in appends:
-            # Each is a mutation by itself, so that a crash can come between any two.
-            try:
-                outcomes.append(self._append(ledger_id, entries))
-            except AckStateError as error:
-                outcomes.append(error)
-        return outcomes
+        # Each is a mutation by itself, so that a crash can come between any two.
+        return [outcome_of(self._append, *each) for each in appends]
 
     def _append(self, ledger_id: int, entries: list[bytes]) -> int:
         with self._use as disk:

@@ -40,6 +40,7 @@ from ackstate.stores.base import (
     LedgerNotFoundError,
     StoreError,
     VersionMismatchError,
+    outcome_of,
 )
 from ackstate.topic_name import check_name
 
@@ -408,10 +409,7 @@ class Publication(NamedTuple):
         if not self.entries:
             return []
         with self.log._publishing:
-            try:
-                outcome = self.finish(self.log.store.ledgers.append(self.ledger_id, self.entries))
-            except AckStateError as error:
-                outcome = self.finish(error)
+            outcome = self.finish(outcome_of(self.log.store.ledgers.append, self.ledger_id, self.entries))
         if isinstance(outcome, AckStateError):
             raise outcome
         return outcome

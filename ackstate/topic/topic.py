@@ -32,7 +32,7 @@ from ackstate.dispatch.options import (
 from ackstate.dispatch.subscription import Subscription
 from ackstate.errors import AckStateError, CorruptStateError, RescheduleRefusedError, TopicClosedError
 from ackstate.limits.gate import DispatchGate
-from ackstate.stores.base import StoreError, call_each
+from ackstate.stores.base import StoreError, call_each, outcome_of
 from ackstate.topic.log import LogOwnership, MessageLog, log_owner, log_path
 from ackstate.topic.publish import TopicPublisher
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
@@ -359,7 +359,7 @@ class Topic:
         outcomes = subscribe_all(wanted, now_ms=self._at(now_ms), executor=executor)
         return {request.name: outcome for request, outcome in zip(requests, outcomes, strict=True)}
 
-    def _find_open(self, request: SubscriptionRequest, *, now_ms: int) -> Subscription | None:
+    def _find_open(self, request: SubscriptionRequest, now_ms: int) -> Subscription | None:
         """Return a requested subscription that is open already."""
         self._at(now_ms)
         name = request.name
@@ -600,18 +600,8 @@ def subscribe_all(
     """Open or create subscriptions of topics of one store, as `Topic.subscribe_all`; returns an outcome for each."""
     if len({(topic.name, request.name) for topic, request in requests}) < len(requests):
         raise ValueError("subscriptions that are opened together must have different names")
-    outcomes: dict[int, Subscription | AckStateError] = {}
-    new = []
-    for number, (topic, request) in enumerate(requests):
-        try:
-            opened = topic._find_open(request, now_ms=now_ms)
-        except AckStateError as error:
-            outcomes[number] = error
-        else:
-            if opened is None:
-                new.append(number)
-            else:
-                outcomes[number] = opened
+    outcomes = [outcome_of(topic._find_open, request, now_ms) for topic, request in requests]
+    new = [number for number, outcome in enumerate(outcomes) if outcome is None]
     # All are planned before the first write, so that an invalid argument changes nothing.
     planned = call_each(lambda number: requests[number][0]._plan(requests[number][1]), new, executor)
     plans: dict[int, Planned] = {}
@@ -624,13 +614,9 @@ def subscribe_all(
     cursors = open_cursors(requests[0][0].store, openings, now_ms=now_ms, executor=executor) if plans else []
     # Composed in this thread: several may be of one topic.
     for (number, plan), cursor in zip(plans.items(), cursors, strict=True):
-        try:
-            outcomes[number] = (
-                cursor if isinstance(cursor, AckStateError) else requests[number][0]._subscribed(plan, cursor)
-            )
-        except AckStateError as error:
-            outcomes[number] = error
-    return [outcomes[number] for number in range(len(requests))]
+        subscribed = requests[number][0]._subscribed
+        outcomes[number] = cursor if isinstance(cursor, AckStateError) else outcome_of(subscribed, plan, cursor)
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _open_delays(

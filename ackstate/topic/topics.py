@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self, final
 from urllib.parse import unquote
@@ -11,7 +12,7 @@ from ackstate.checks import present
 from ackstate.cursor.persist import tick_all
 from ackstate.errors import AckStateError
 from ackstate.limits.policies import Policies
-from ackstate.stores.base import call_each
+from ackstate.stores.base import call_each, outcome_of
 from ackstate.topic.log import MessageLog, Publication, log_owner, log_path
 from ackstate.topic.settings import TopicSettings, policy_owner, wall_clock
 from ackstate.topic.topic import Topic, close_topics, delete_topic, subscribe_all
@@ -214,15 +215,11 @@ class Topics:
         Complexity: O(open subscriptions) while nothing can be deleted.
         """
         now_ms, count = self._at(now_ms), 0
-        errors: list[AckStateError] = []
-        for topic in list(self._topics.values()):
-            if not topic.is_closed and topic.may_trim(now_ms=now_ms):
-                try:
-                    count += topic.trim(now_ms=now_ms)
-                except AckStateError as error:
-                    errors.append(error)
-        if errors:
-            raise errors[0]
+        topics = [each for each in self._topics.values() if not each.is_closed and each.may_trim(now_ms=now_ms)]
+        for outcome in [outcome_of(partial(topic.trim, now_ms=now_ms)) for topic in topics]:
+            if isinstance(outcome, AckStateError):
+                raise outcome
+            count += outcome
         return count
 
     @property
@@ -294,7 +291,7 @@ def publish_all(
     waiting = []
     for number, (_, messages) in enumerate(batches):
         if logs[number].has_room_for(len(messages)):
-            (prepared[number],) = call_each(prepare, [number])
+            prepared[number] = outcome_of(prepare, number)
         else:
             waiting.append(number)
     prepared.update(zip(waiting, call_each(prepare, waiting, executor), strict=True))

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ackstate.stores.base import ABSENT, StoreError
 from ackstate.stores.memory import MemoryDisk, MemoryStore
 from ackstate.stores.sqlite import SqliteStore
+from store_directories import check_disk
 from strategies import few
 
 LEDGER_IDS = st.integers(0, 5)
@@ -102,7 +103,7 @@ class StoresMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_contents(self):
-        self.disk._check()
+        check_disk(self.disk)
         self.agree(lambda store: store.metadata.children("/"))
         self.agree(lambda store: store.ledgers.owned_by("billing"))
         self.agree(lambda store: store.ledgers.owners())

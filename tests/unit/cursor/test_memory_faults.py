@@ -11,6 +11,7 @@ from ackstate.stores.base import (
     VersionMismatchError,
 )
 from ackstate.stores.memory import Fault, FaultKind, MemoryDisk, MemoryStore, PowerCutError
+from store_directories import check_disk
 
 MUTATIONS = {
     "create": lambda store: store.ledgers.create("new"),
@@ -37,7 +38,7 @@ def prepared_store(fault: FaultKind | None = None, number: int = 0) -> MemorySto
 
 def contents(disk: MemoryDisk):
     """All that a new store on the disk shows."""
-    disk._check()
+    check_disk(disk)
     return repr((disk.ledgers, disk.values, disk.next_ledger_id, disk.first_version))
 
 
