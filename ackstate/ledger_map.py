@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
 from ackstate.errors import InvalidPositionError
@@ -34,7 +34,8 @@ class LedgerMap:
         check_position(Position(first_ledger_id, -1))
         self.current = _Ledgers([first_ledger_id], [0])
         """The ledgers from one roll or trim to the next, for a caller that cannot afford a call; to be read only."""
-        self._last_confirmed = Position(first_ledger_id, -1)
+        self.last_confirmed = Position(first_ledger_id, -1)
+        """The last entry of the log; with no entry at all, the position before the first. To be read only."""
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> LedgerMap:
@@ -55,8 +56,8 @@ class LedgerMap:
             count = _check_room(ledger_id, 0, given)
             starts.append(end)
             end += count
-            if count or log._last_confirmed.entry_id < 0:
-                log._last_confirmed = Position(ledger_id, count - 1)
+            if count or log.last_confirmed.entry_id < 0:
+                log.last_confirmed = Position(ledger_id, count - 1)
         log.current = _Ledgers([*counts], starts, end - starts[-1])
         return log
 
@@ -69,11 +70,6 @@ class LedgerMap:
     def current_ledger_id(self) -> int:
         """The open ledger."""
         return self.current.ids[-1]
-
-    @property
-    def last_confirmed(self) -> Position:
-        """The last entry of the log; with no entry at all, the position before the first."""
-        return self._last_confirmed
 
     @property
     def first_position(self) -> Position:
@@ -97,8 +93,8 @@ class LedgerMap:
         count = _check_room(ledgers.ids[-1], ledgers.open_count, count)
         ledgers.open_count += count
         if count:
-            self._last_confirmed = Position(ledgers.ids[-1], ledgers.open_count - 1)
-        return self._last_confirmed
+            self.last_confirmed = Position(ledgers.ids[-1], ledgers.open_count - 1)
+        return self.last_confirmed
 
     def roll(self, ledger_id: int) -> None:
         """Close the open ledger and open a new one. Complexity: O(ledgers).
@@ -113,8 +109,8 @@ class LedgerMap:
             )
         ledgers = self.current
         self.current = _Ledgers([*ledgers.ids, ledger_id], [*ledgers.starts, ledgers.end])
-        if self._last_confirmed.entry_id < 0:
-            self._last_confirmed = Position(ledger_id, -1)
+        if self.last_confirmed.entry_id < 0:
+            self.last_confirmed = Position(ledger_id, -1)
 
     def trim(self, before_ledger_id: int) -> None:
         """Remove every ledger below `before_ledger_id`, but never the open ledger."""
@@ -200,7 +196,7 @@ class LedgerMap:
         """
         if position[1] < 0:
             return position[0] > self.current_ledger_id
-        return position > self._last_confirmed
+        return position > self.last_confirmed
 
     def is_valid(self, position: Position) -> bool:
         """Return whether a position can be read next: its entry exists, or is the next one to be written."""
@@ -220,11 +216,11 @@ class LedgerMap:
         if count < 0:
             raise ValueError(f"the number of entries after {Position(*position)} must be at least 0, got {count}")
         if count == 0:
-            return min(self.previous(self.next_valid(position)), self._last_confirmed)
+            return min(self.previous(self.next_valid(position)), self.last_confirmed)
         ledgers = self.current
         wanted = ledgers.entries_up_to(position) + count
         if wanted >= ledgers.end:
-            return self._last_confirmed
+            return self.last_confirmed
         holder = bisect_left(ledgers.starts, wanted) - 1
         return Position(ledgers.ids[holder], wanted - ledgers.starts[holder] - 1)
 
@@ -251,17 +247,9 @@ class LedgerMap:
             raise InvalidPositionError(
                 f"position {Position(*position)} is not in the message log: "
                 f"ledger {ledger_id} has {entry_count} entries, "
-                f"and the last entry is {self._last_confirmed}"
+                f"and the last entry is {self.last_confirmed}"
             )
         return position
-
-    def _check(self) -> None:
-        """Assert every invariant. Complexity: O(ledgers)."""
-        ids, starts = self.current.ids, self.current.starts
-        assert len(ids) == len(starts) > 0
-        assert all(before < after for before, after in pairwise(ids))
-        assert all(before <= after for before, after in pairwise(starts))
-        assert list(accumulate(self.counts().values(), initial=starts[0]))[-1] == self.current.end
 
 
 @final

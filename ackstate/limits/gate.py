@@ -58,6 +58,8 @@ class DispatchGate:
     def __init__(self, limits: GateLimits, *, broker: BrokerLimit | None = None) -> None:
         if broker is not None and not isinstance(broker, BrokerLimit):
             raise TypeError(f"broker must be a BrokerLimit, got {broker!r}")
+        self.limits = limits
+        """The limits in force. To be read only; `change_limits` puts others in force."""
         self.has_broker_limit = broker is not None
         """Whether `count_unacked` has work."""
         self.is_closed = False

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 from ackstate.checks import INT_MAX, LONG_MAX, LONG_MIN, check_within, did_you_mean
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.limits.rules import GateLimits
-from ackstate.pulsar_conf import DELAY_MAX_MS, fields_of, read_properties, read_settings
+from ackstate.pulsar_conf import fields_of, read_settings
 from ackstate.stores.base import ABSENT, DamagedValueError, VersionMismatchError
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 # The largest time: Pulsar stores times as signed 64-bit numbers.
 TIME_MS_MAX = LONG_MAX
-
-# The name of the maximum in the text of PIP-315; no broker ever read it.
-_PIP_315_KEY = "delayedDeliveryMaxDeliveryDelayInMillis"
 
 JSON_NAMES = {
     "active": "active",
@@ -148,11 +145,7 @@ class BrokerDelayedDelivery:
 
         Blank sets nothing, a negative maximum is none, as in Pulsar.
         """
-        properties = read_properties(source)
-        values = read_settings(properties, "BrokerDelayedDelivery")
-        if _PIP_315_KEY in properties:
-            raise ValueError(f"unknown key of Pulsar {_PIP_315_KEY!r}; did you mean {DELAY_MAX_MS!r}?")
-        return cls(**fields_of(values, "BrokerDelayedDelivery"))
+        return cls(**fields_of(read_settings(source, "BrokerDelayedDelivery"), "BrokerDelayedDelivery"))
 
 
 class Decision(NamedTuple):

@@ -270,10 +270,8 @@ class BookKeeperLedgers(LedgerStore):
             return before
         if before is not None:
             return self._tail(before, confirmed=before.last)
-        try:
+        with self._present(ledger_id):
             opened = self._client.open_to_read(ledger_id, self._replication).wait()
-        except LedgerNotFoundError as error:
-            raise self._registry.missing(ledger_id) from error
         before = Tail(ledger_id, -1, handle=opened.handle)
         try:
             return self._tail(before, confirmed=opened.last_confirmed)
@@ -378,19 +376,23 @@ class BookKeeperLedgers(LedgerStore):
             return True
         return False
 
-    def _metadata(self, ledger_id: int) -> LedgerMetadata:
+    @contextmanager
+    def _present(self, ledger_id: int) -> Iterator[None]:
+        """Raise the error for a ledger, or a part of it, that BookKeeper turns out not to have."""
         try:
-            return self._client.metadata(ledger_id).wait()
+            yield
         except LedgerNotFoundError as error:
             raise self._registry.missing(ledger_id) from error
+
+    def _metadata(self, ledger_id: int) -> LedgerMetadata:
+        with self._present(ledger_id):
+            return self._client.metadata(ledger_id).wait()
 
     @contextmanager
     def _opened_to_read(self, ledger_id: int) -> Iterator[int]:
         """Open a ledger that another process may be writing to; nothing is written or fenced."""
-        try:
+        with self._present(ledger_id):
             opened = self._client.open_to_read(ledger_id, self._replication).wait()
-        except LedgerNotFoundError as error:
-            raise self._registry.missing(ledger_id) from error
         try:
             yield opened.handle
         finally:
@@ -400,10 +402,8 @@ class BookKeeperLedgers(LedgerStore):
     def _recovered_last(self, ledger_id: int) -> int:
         """Fence a ledger, and return its last entry for ever."""
         # That yields every entry that was ever confirmed to its writer, and perhaps some that were not.
-        try:
+        with self._present(ledger_id):
             opened = self._client.open_and_fence(ledger_id, self._replication).wait()
-        except LedgerNotFoundError as error:
-            raise self._registry.missing(ledger_id) from error
         try:
             return self._cut(ledger_id, opened.handle, opened.last_confirmed)
         finally:
@@ -417,10 +417,8 @@ class BookKeeperLedgers(LedgerStore):
         """Return the last entry whose append has ended, given the last entry."""
         if last < 0 or not self._registry.has_batch_marks:
             return last
-        try:
+        with self._present(ledger_id):
             ((_, index),) = self._entries(ledger_id, handle, last, last + 1)
-        except LedgerNotFoundError as error:
-            raise self._registry.missing(ledger_id) from error
         return last if index is None else last - 1 - index
 
     def _entries(self, ledger_id: int, handle: int, first: int, end: int) -> Iterator[tuple[bytes, int | None]]:
@@ -458,7 +456,7 @@ class BookKeeperLedgers(LedgerStore):
         ledger_id, last, entry, _, handle = before
         is_first = last < 0
         asked, probe = self._client.metadata(ledger_id), self._probe(handle, confirmed + 1)
-        try:
+        with self._present(ledger_id):
             ledger = asked.wait()
             end = confirmed + _UNCONFIRMED_MAX
             if ledger.last_entry_id is not None:
@@ -470,8 +468,6 @@ class BookKeeperLedgers(LedgerStore):
                 is_first, probe = True, self._probe(handle, confirmed + 1)
             if confirmed != last:
                 last, entry = confirmed, self._probe(handle, confirmed).wait()[0] if confirmed >= 0 else b""
-        except LedgerNotFoundError as error:
-            raise self._registry.missing(ledger_id) from error
         return Tail(ledger_id, last, entry, ledger.last_entry_id is not None, handle)
 
     def _probe(self, handle: int, entry_id: int) -> Reply[list[bytes]]:
@@ -685,21 +681,13 @@ class BookKeeperStore:
                 nodes.finish()
             self._closing = opened.pop_all()
         self._session, self._client = session, client
-        self._ledgers = BookKeeperLedgers(client, options.replication, nodes)
-        self._metadata = ZooKeeperMetadata(session)
+        self.ledgers = BookKeeperLedgers(client, options.replication, nodes)
+        """The logs."""
+        self.metadata = ZooKeeperMetadata(session)
+        """The small values."""
 
     def __repr__(self) -> str:
         return f"BookKeeperStore({self._session.name!r})"
-
-    @property
-    def ledgers(self) -> BookKeeperLedgers:
-        """The logs."""
-        return self._ledgers
-
-    @property
-    def metadata(self) -> ZooKeeperMetadata:
-        """The small values."""
-        return self._metadata
 
     def close(self) -> None:
         """End the child and the session; no-op if closed.
@@ -708,7 +696,7 @@ class BookKeeperStore:
         recovery.
         """
         if self._session.is_connected:
-            self._ledgers.seal()
+            self.ledgers.seal()
         self._closing.close()
 
 

@@ -357,22 +357,12 @@ class PulsarLayout:
         closing: ExitStack | None = None,
     ) -> None:
         self.nodes = nodes  # the cluster's metadata, at Pulsar's paths
-        self._ledgers = ledgers
-        self._metadata = PulsarMetadata(nodes, within)
+        self.ledgers = ledgers  # the cursor ledgers
+        self.metadata = PulsarMetadata(nodes, within)  # the cursors' records
         self._closing = closing or ExitStack()
 
     def __repr__(self) -> str:
         return f"PulsarLayout({self.nodes.name!r})"
-
-    @property
-    def ledgers(self) -> BookKeeperLedgers:
-        """The cursor ledgers."""
-        return self._ledgers
-
-    @property
-    def metadata(self) -> PulsarMetadata:
-        """The cursors' records."""
-        return self._metadata
 
     def find_message_log(self, topic: str) -> PulsarMessageLog | None:
         """Return the message log of a topic as it is now; None if there is no such topic."""
@@ -388,9 +378,9 @@ class PulsarLayout:
             # The record does not have the size of the ledger that is written to, nor that of one whose broker died: the
             # last entry that can be read is its last one. The broker names a ledger that it is about to create.
             with suppress(LedgerNotFoundError):
-                counts[last_id] = self._ledgers.last(last_id) + 1
+                counts[last_id] = self.ledgers.last(last_id) + 1
         offloaded = frozenset(each.ledger_id for each in found if each.is_offloaded)
-        return PulsarMessageLog(LedgerMap.from_counts(counts), self._ledgers, offloaded)
+        return PulsarMessageLog(LedgerMap.from_counts(counts), self.ledgers, offloaded)
 
     def close(self) -> None:
         self._closing.close()

@@ -111,7 +111,7 @@ _OWNED = (
 _GET = "SELECT CASE WHEN length(data) <= ? THEN data END, version, length(data) FROM metadata WHERE path = ?"
 
 _COPY_PREFIX = "ackstate-copy-"
-_LOG, _JOURNAL = f"{DATABASE}-wal", f"{DATABASE}-journal"
+_LOG = f"{DATABASE}-wal"
 _CHUNK_BYTES = 1 << 20
 _LOG_HEADER_BYTES = 32
 _COPY_TRIES = 10
@@ -454,7 +454,7 @@ def _copy_store(directory: Path, place: Path, *, bytes_max: int) -> None:
         try:
             _copy(directory, place, bytes_max)
             # With this name last: a copy of which a part is missing is no store.
-            for name in (f"{DATABASE}.new", _LOG, _JOURNAL):
+            for name in (f"{DATABASE}.new", _LOG):
                 with suppress(FileNotFoundError), (place / name).open("rb") as made:
                     os.fsync(made.fileno())
             (place / f"{DATABASE}.new").rename(place / DATABASE)
@@ -510,8 +510,8 @@ def _generation(directory: Path) -> tuple[object, ...]:
 
 def _copy_files(directory: Path, place: Path, bytes_max: int, descriptor: int = -1) -> None:
     """Copy the database, of which there may be a descriptor, and then its log."""
-    logs = [name for name in (_LOG, _JOURNAL) if (directory / name).exists()]
-    size = sum((directory / name).stat().st_size for name in (DATABASE, *logs))
+    files = [directory / name for name in (DATABASE, _LOG)]
+    size = sum(file.stat().st_size for file in files if file.exists())
     if size > bytes_max:
         raise StoreError(
             f"{directory}: copy_bytes_max (--copy-bytes-max) must be at least the {size} bytes that the files of the"
@@ -526,9 +526,8 @@ def _copy_files(directory: Path, place: Path, bytes_max: int, descriptor: int = 
         else:
             with (directory / DATABASE).open("rb") as found:
                 shutil.copyfileobj(found, made, _CHUNK_BYTES)
-    for name in (_LOG, _JOURNAL):
-        with suppress(FileNotFoundError), (directory / name).open("rb") as found, _created(place / name) as made:
-            shutil.copyfileobj(found, made, _CHUNK_BYTES)
+    with suppress(FileNotFoundError), (directory / _LOG).open("rb") as found, _created(place / _LOG) as made:
+        shutil.copyfileobj(found, made, _CHUNK_BYTES)
 
 
 def _created(path: Path) -> BinaryIO:

@@ -393,11 +393,7 @@ class ZooKeeperNodes(MetadataStore):
     def __init__(self, session: ZooKeeperSession) -> None:
         super().__init__()
         self.session = session
-
-    @property
-    def name(self) -> str:
-        """The cluster, for errors."""
-        return self.session.name
+        self.name = session.name  # the cluster, for errors
 
     def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
         """Return values at their own paths as `get` does, many in one round trip; not at one instant."""
