@@ -358,6 +358,15 @@ class ManagedCursor:
             with self.lock:
                 self._state.count(counts)
 
+    def is_count_durable(self, position: Position, delivery_count: int) -> bool:
+        """Return whether no crash forgets that an unacked message was sent so often.
+
+        Also True where no persist would change that: in Pulsar's format, and if a limit had no room for the count.
+        """
+        with self.lock:
+            counts = self._state.counts
+            return not self._counts_deliveries or counts is None or counts.is_durable(position, delivery_count)
+
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.
 

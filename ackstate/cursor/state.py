@@ -489,6 +489,10 @@ class CountedDeliveries:
         gone = self._left_out.union(self._acked)
         return {each: count for each, count in self._known.items() if each not in gone}
 
+    def is_durable(self, position: Position, delivery_count: int) -> bool:
+        """Return whether no crash makes a count lower, or the last write had no room for it."""
+        return position in self._left_out or self._durable.get(position, (0, 0))[0] >= delivery_count
+
     def end_write(self) -> None:
         """Note that it was written."""
         self._durable.update(self.changes)
@@ -506,6 +510,7 @@ class CountedDeliveries:
     def abandon_write(self) -> None:
         """Note that it failed, or is not made."""
         self._changed |= self._changing
+        self._left_out = set()
 
 
 class Unpersisted(NamedTuple):

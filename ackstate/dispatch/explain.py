@@ -100,6 +100,7 @@ class Look(NamedTuple):
     consumer: str = ""
     until_ms: int | None = None
     delivery_count: int = 0
+    is_counted: bool = True  # whether that is durable
 
 
 def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
@@ -120,11 +121,17 @@ def costliest(found: Iterable[AckHole], top: int) -> list[AckHole]:
     return [*lowest, *most][:top]
 
 
-def live_report(
-    hole: AckHole, log: ReadableLog, look: Callable[[Position], Look], *, deliveries_max: int | None, now_ms: int
+def live_report(  # noqa: PLR0913 - named, not packed
+    hole: AckHole,
+    log: ReadableLog,
+    look: Callable[[Position], Look],
+    *,
+    deliveries_max: int | None,
+    store_error: AckStateError | None,
+    now_ms: int,
 ) -> HoleReport:
     """Explain a hole of a running subscription; `look` returns where an unacked message is."""
-    # `deliveries_max`: after so many a message is a dead letter.
+    # `deliveries_max`: after so many a message is a dead letter. `store_error`: why the last persist failed.
     looks = list(map(look, _sample(hole)))
     reasons = Counter(each.reason for each in looks)
     why = max(reasons, key=lambda reason: reasons[reason])
@@ -149,6 +156,8 @@ def live_report(
     if most_delivered > 1 or (most_delivered and deliveries_max is not None):
         detail += f"; delivery {most_delivered}"
         detail += "" if deliveries_max is None else f" of {deliveries_max}, then a dead letter"
+    if deliveries_max is not None and store_error is not None and not all(each.is_counted for each in looks):
+        detail += f"; not sent again before its deliveries are counted durably, which failed: {store_error}"
     return _report(hole, looks, why, detail, first=first, delivery_count=most_delivered, now_ms=now_ms)
 
 

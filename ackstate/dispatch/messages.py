@@ -69,6 +69,8 @@ class ReplayQueue:
         # The messages that may be sent now, by owner, and the owner of each. Invariant: both agree.
         self._ready: dict[str, PositionSet] = {}
         self._owners: dict[Position, str] = {}
+        self.is_ready: Callable[[Position], bool] = self._owners.__contains__
+        """Returns whether a waiting message may be sent now."""
         self._not_before: list[tuple[int, Position]] = []  # a heap; may have messages that were taken or put back since
         self._latest_ms: int | None = None  # the latest time since the clock was last set back
         # In order; a list, since most keys have a few messages at most.
@@ -696,7 +698,8 @@ class UnackedMessages:
         if waiting is not None:
             is_due = waiting.reason is HoleReason.DELAYED
             reason = HoleReason.NEVER_DELIVERED if is_due else waiting.reason
-            return Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count)
+            is_counted = self._cursor.is_count_durable(position, waiting.delivery_count)
+            return Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count, is_counted)
         if self.delayed.is_on and message.deliver_at_ms > now_ms:
             return Look(HoleReason.DELAYED, "", message.deliver_at_ms)
         delivery_count, until_ms = self._cursor.view.delivery_counts.get(position, (0, 0))  # before the last restart

@@ -160,6 +160,10 @@ class DeadLetterPolicy:
     and waits for a second before the next attempt. No attempt is remembered by a crash or a seek, so a dead letter may
     be handed over more than once.
 
+    A message is not sent again before its earlier deliveries are durable, so that each crash adds one delivery at most:
+    a dispatch with such messages persists first, once. Not in Pulsar's format, which has no place for delivery counts,
+    nor if a limit leaves no room for the count.
+
     Attributes:
         max_redelivery_count: How often it is sent again, 0 or more; the next time it is handed over instead.
         hand_over: Receives it; the message is acked when this returns. It is called inside `dispatch`, with locks held,

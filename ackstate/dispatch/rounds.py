@@ -13,6 +13,7 @@ from ackstate.dispatch.messages import Waiting
 from ackstate.dispatch.options import Delivery
 from ackstate.limits import Rule
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
+from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ _READ_COUNT_MIN = 100
 _READ_AHEAD_COUNT = 1_000
 # A dispatch that sent something stops after this many holes of which nothing could be sent; the next continues there.
 _REFUSED_HOLES_MAX = 256
-_HAND_OVER_RETRY_MS = 1_000
+_RETRY_MS = 1_000
 _LOWEST, _END = Position(0, 0), Position(LEDGER_ID_MAX, ENTRY_ID_MAX + 1)
 
 
@@ -39,12 +40,13 @@ _LOWEST, _END = Position(0, 0), Position(LEDGER_ID_MAX, ENTRY_ID_MAX + 1)
 class Batch:
     """The messages that one consumer receives in a round."""
 
-    __slots__ = ("_begin", "_end", "consumer", "deliveries", "permits", "permits_before")
+    __slots__ = ("_begin", "_end", "consumer", "counts", "deliveries", "permits", "permits_before")
 
     def __init__(self, consumer: str, permits: int, *, permits_before: int) -> None:
         # How many more messages it may receive: below 0 after a batch of more messages than it had permits.
         self.consumer, self.permits, self.permits_before = consumer, permits, permits_before
         self.deliveries: list[Delivery] = []
+        self.counts: dict[Position, tuple[int, int]] = {}  # how often each was sent that is sent again
         self._begin = self._end = 0
 
     @property
@@ -124,6 +126,7 @@ class Dispatcher:
         # The consumers that are at their own limit, and whether a rule for all refused a message.
         self._refused: set[str] = set()
         self._is_refused = self._is_held_up = self._may_send_more = False
+        self._has_persisted: bool | None = None  # whether the counts were made durable in this round; None: not tried
         self._admission.refusals.clear()
         self._admission.has_refused_again = False
 
@@ -349,8 +352,8 @@ class Dispatcher:
             read, at = self._reader.read(positions, now_ms=self._now_ms), 0
             while at < len(read) and batch.room:
                 count = self._send_unsent(read, batch, at=at)
-                # The receiver of dead letters may have acked others.
-                if not count and (read[at][0] not in self._waiting or self._send_queued(*read[at], batch)):
+                # The receiver of dead letters may have acked others, and those of a key wait with the first of them.
+                if not count and (not self._waiting.is_ready(read[at][0]) or self._send_queued(*read[at], batch)):
                     count = 1
                 if not count:
                     self._reader.keep(read[at:])
@@ -364,7 +367,8 @@ class Dispatcher:
         waiting, end = self._waiting, at
         for position, message in islice(read, at, None):
             state = waiting.get(position)
-            if state is None or state.reason is not HoleReason.NEVER_DELIVERED or message.deliver_at_ms > self._now_ms:
+            may_go = message.deliver_at_ms <= self._now_ms and waiting.is_ready(position)
+            if state is None or state.reason is not HoleReason.NEVER_DELIVERED or not may_go:
                 break
             end += 1
         sent_count = self._send_new(read[at:end], batch) if end - at > 1 else 0
@@ -617,6 +621,9 @@ class Dispatcher:
         delivery = self._delivery(position, message, waiting.delivery_count)
         if self.deliveries_max is not None and waiting.delivery_count >= self.deliveries_max:
             return self._hand_over(delivery)
+        if waiting.delivery_count and not self._is_counted(position, waiting.delivery_count):
+            self._try_again_later(position)
+            return True
         consumer, key = batch.consumer, self._consumers.sticky_key(position, message.key)
         message_count = self._messages.unacked_in(position, message)
         if waiting.reason is HoleReason.NEVER_DELIVERED and not fills_hole:
@@ -629,7 +636,7 @@ class Dispatcher:
         if not is_sent:
             return False
         if waiting.delivery_count:
-            self._cursor.count_deliveries({position: (waiting.delivery_count + 1, 0)})
+            batch.counts[position] = waiting.delivery_count + 1, 0
         if key is not None and self._needs_keys:
             self._consumers.hold_keys(consumer, (key,))
         self._waiting.take(position)
@@ -644,6 +651,19 @@ class Dispatcher:
         return Delivery(position, message, redelivery_count, tuple(words or ()))
 
     # Retries and dead letters
+
+    def _is_counted(self, position: Position, delivery_count: int) -> bool:
+        """Return whether a message may be sent again: a crash must forget one delivery of it at most."""
+        if self.deliveries_max is None or self._cursor.is_count_durable(position, delivery_count):
+            return True
+        # One write a round, which has the counts of all messages, unless a limit leaves out some: those need not wait.
+        if self._has_persisted is None:
+            try:
+                self._cursor.persist(now_ms=self._now_ms)
+                self._has_persisted = True
+            except StoreError:  # The listener notes it, for `explain_holes`.
+                self._has_persisted = False
+        return self._has_persisted
 
     def retry_ms(self, delivery_count: int) -> int:
         """Return how long a message waits after its n-th delivery; a dead letter does not."""
@@ -692,10 +712,10 @@ class Dispatcher:
         return True
 
     def _try_again_later(self, position: Position) -> None:
-        """Postpone a dead letter: its receiver may be out of order, and no other message is to wait for it."""
+        """Postpone a message that a receiver or a store did not take, so that no other has to wait for it."""
         if position in self._waiting:
             waiting = self._waiting.take(position)
-            self._messages.put(position, waiting._replace(until_ms=self._now_ms + _HAND_OVER_RETRY_MS))
+            self._messages.put(position, waiting._replace(until_ms=self._now_ms + _RETRY_MS))
 
     def _call_hand_over(self, delivery: Delivery, now_ms: int) -> bool:  # noqa: ARG002 - as `hand_over`
         assert self.dead_letters is not None

@@ -738,12 +738,16 @@ class Subscription:
             self.consumer_opened(consumer)
 
     def _report_hole(self, hole: AckHole, *, now_ms: int) -> HoleReport:
-        look, deliveries_max = partial(self._messages.look, now_ms=now_ms), self._dispatcher.deliveries_max
-        return live_report(hole, self.log, look, deliveries_max=deliveries_max, now_ms=now_ms)
+        return live_report(
+            hole, self.log, partial(self._messages.look, now_ms=now_ms), now_ms=now_ms,
+            deliveries_max=self._dispatcher.deliveries_max, store_error=self._admission.store_error,
+        )  # fmt: skip
 
     def _report(self, batch: Batch, *, now_ms: int) -> None:
         """Report the messages of a consumer to the cursor."""
         if batch.deliveries:
+            if batch.counts:
+                self.cursor.count_deliveries(batch.counts)
             positions = [delivery.position for delivery in batch.deliveries]
             self.cursor.delivered(max(positions), consumer=batch.consumer, positions=positions, now_ms=now_ms)
 

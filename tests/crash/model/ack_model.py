@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash.oracle import Promise
@@ -24,8 +23,9 @@ class AckModel:
         delivery_counts: How often each unacked message was sent that was given back or sent again, and until when it
             waits.
         durable_counts: Those that are certainly on the disk.
-        sent_in_all: How often each message was sent since the last reset, whatever a crash forgot.
-        forgotten: How many of these a crash forgot, as no persist came after them.
+        deliveries_max: How often a message is sent by its count, before it is a dead letter.
+        is_counted: Whether no message is sent again before all its deliveries are durable, so that a crash forgets one.
+        cut: The messages for whose counts a limit may have had no room.
         counts_entries: Whether the limit on ranges counts acked entries, as by a rule of Pulsar's; see `changed`.
     """
 
@@ -38,7 +38,8 @@ class AckModel:
         self.last_unacked_of_batch = {}
         self.durable_unacked_of_batch = {}
         self.properties = Properties()
-        self.counts_entries = False
+        self.counts_entries = self.is_counted = False
+        self.deliveries_max = 2**62
         self._floor = 0
         self._counted = None
         self.begin_reading()
@@ -48,7 +49,7 @@ class AckModel:
         self.in_flight = {}
         self.not_before = {}
         self.sent_count = {}
-        self.delivery_counts, self.durable_counts, self.sent_in_all, self.forgotten = {}, {}, Counter(), Counter()
+        self.delivery_counts, self.durable_counts, self.cut = {}, {}, ()
 
     def changed(self):
         self._counted = None
@@ -104,10 +105,14 @@ class AckModel:
         hold(Promise.I12, not is_early, f"{position} was a delayed message and was sent early")
         expected = self.sent_count.get(number, 0)
         hold(Promise.I4, redelivery_count == expected, f"{position} was sent {expected} times, not {redelivery_count}")
+        hold(Promise.I4, expected < self.deliveries_max, f"{position} is a dead letter, and was sent")
+        durable = self.durable_counts.get(number, (0, 0))[0]
+        is_counted = durable >= redelivery_count or number in self.cut or not self.is_counted
+        found = f"{position} is sent again after {redelivery_count} deliveries, {durable} are durable"
+        hold(Promise.I4, is_counted, found)
         self.sent_count[number] = redelivery_count + 1
         if redelivery_count:
             self.delivery_counts[number] = redelivery_count + 1, 0
-        self.sent_in_all[number] += 1
         self.in_flight[number] = consumer
 
     def give_back(self, number, *, until_ms=0):
@@ -116,11 +121,6 @@ class AckModel:
         self.delivery_counts[number] = self.sent_count[number], until_ms
         if until_ms:
             self.not_before[number] = until_ms
-
-    def check_limit(self, number, deliveries_max):
-        """Check that a message is sent as often as allowed at most, and once for each delivery that a crash forgot."""
-        sent, most = self.sent_in_all[number], deliveries_max + self.forgotten[number]
-        hold(Promise.I4, sent <= most, f"{self.log.positions[number]} was sent {sent} times of {most}")
 
     def restart(self, first):
         """Reset: exactly the entries below a number are acked, and all of them are durable."""
@@ -133,13 +133,13 @@ class AckModel:
 
     def recovered(self, acked, unacked_of_batch, counts=None, *, is_closed=False):
         """Go on with a recovered state; without counts it is that of a reset."""
-        totals = (Counter(), Counter()) if counts is None else self._forgot(acked, counts, is_closed=is_closed)
+        if counts is not None:
+            self._check_counts(acked, counts, is_closed=is_closed)
         self.acked, self.durable, self.resets = acked, set(acked), []
         self.unacked_of_batch, self.last_unacked_of_batch = unacked_of_batch, {}
         self.durable_unacked_of_batch = {number: set(left) for number, left in unacked_of_batch.items()}
         self._floor = 0
         self.begin_reading()
-        self.sent_in_all, self.forgotten = totals
         self.adopt(counts or {})
         self.changed()
 
@@ -148,15 +148,13 @@ class AckModel:
         self.sent_count = {number: count for number, (count, _) in counts.items()}
         self.not_before = {number: until_ms for number, (_, until_ms) in counts.items() if until_ms}
 
-    def _forgot(self, acked, counts, *, is_closed):
+    def _check_counts(self, acked, counts, *, is_closed):
         """Check the recovered counts: at least the durable ones and, after a close, all."""
         for number in self.sent_count.keys() | self.durable_counts.keys() | counts.keys():
             sent, (count, _) = self.sent_count.get(number, 0), counts.get(number, (0, 0))
             least = sent if is_closed else self.durable_counts.get(number, (0, 0))[0]
             is_right = number in acked or self.resets or least <= count <= sent
             hold(Promise.I4, is_right, f"{self.log.positions[number]} was sent {sent} times, {count} are known")
-            self.forgotten[number] += max(0, sent - count)
-        return self.sent_in_all, self.forgotten
 
     def wrote(self, held, unacked_of_batch, counts):
         self.durable, self.durable_unacked_of_batch, self.resets = held, unacked_of_batch, []

@@ -10,7 +10,6 @@ from ackstate.dispatch.admission import AckRefusedError
 from ackstate.message import NO_DELAY, Message
 from ackstate.stores.base import PayloadTooLargeError
 from crash.model import checks
-from crash.model.checks import NO_LIMIT
 from crash.model.numbered_log import words_of
 from crash.model.settings import CONSUMERS, TICK_MS, Tracker
 from crash.promises import hold
@@ -88,8 +87,6 @@ def note_sent(simulation, side, consumer, sent):
     for each in sent:
         side.highest_sent = max(side.highest_sent, log.numbers[each.position])
         side.model.sent(log.numbers[each.position], consumer, each.redelivery_count, now_ms=simulation.now_ms)
-        if simulation.settings.has_dead_letters:
-            side.model.check_limit(log.numbers[each.position], 3)
 
 
 def fall_behind(simulation, side):
@@ -268,8 +265,8 @@ def give_back(simulation, side, numbers, *, delay_ms=0):
         position, wait_ms = simulation.log.positions[number], delay_ms
         was_sent = side.subscription.nack(position, delay_ms=delay_ms, now_ms=simulation.now_ms)
         if delay_ms is None:
-            sent_count, limit = side.model.sent_count[number], 3 if simulation.settings.has_dead_letters else NO_LIMIT
-            wait_ms = min(100 * 2 ** (sent_count - 1), 300) if sent_count < limit else 0
+            sent_count = side.model.sent_count[number]
+            wait_ms = min(100 * 2 ** (sent_count - 1), 300) if sent_count < side.model.deliveries_max else 0
         hold(Promise.I4, was_sent, f"{position} was on its way, and its return was for nothing")
         side.model.give_back(number, until_ms=simulation.now_ms + wait_ms if wait_ms else 0)
         simulation.note(f"nack for {wait_ms} ms" if wait_ms else "nack", [number])

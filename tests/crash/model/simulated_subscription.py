@@ -127,6 +127,9 @@ class SimulatedSubscription(CursorListener):
         self.cursor.remove_listener(self.subscription._listener)
         self.cursor.add_listener(self)
         self.forget_attempts()
+        if settings.has_dead_letters:
+            self.model.deliveries_max = 3
+            self.model.is_counted = self.config.format is Format.NATIVE
         for consumer in CONSUMERS[: settings.consumer_count]:
             self.subscription.consumer_opened(consumer)
 
@@ -339,6 +342,7 @@ class SimulatedSubscription(CursorListener):
 
     def wrote(self, held):
         self.model.wrote(held.acked, held.unacked_of_batch, held.counts)
+        self.model.cut = self.model.delivery_counts.keys() - held.counts.keys() if self.is_limited else ()
         self.is_certain = True
 
     def may_have_written(self):
@@ -351,7 +355,7 @@ class SimulatedSubscription(CursorListener):
         may_have_written = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not may_have_written
         if self.is_limited:  # It may have left any of them out.
-            self.model.durable_counts = {}
+            self.model.durable_counts, self.model.cut = {}, range(len(self.simulation.log))
         attempts = self._attempted if self.config.format is Format.PULSAR else ()
         for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):
             held = held_of(self.simulation.log, content)
@@ -370,6 +374,7 @@ class SimulatedSubscription(CursorListener):
 
     def begins_write(self):
         """Run other threads' work before a write."""
+        self.model.ack(self.handed_over)
         if not self.is_writing:
             instant = instant_of(self.model)
             if not self.instants or self.instants[-1] != instant:

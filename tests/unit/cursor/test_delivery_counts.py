@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from functools import partial
 from itertools import count
 
 import pytest
 
 from ackstate import (
+    AsyncTopics,
     CursorConfig,
     DeadLetterPolicy,
     Format,
@@ -24,6 +27,7 @@ from ackstate import (
 from ackstate.cursor import journal
 from ackstate.cursor.recovery import Recovery
 from ackstate.dispatch import RetryPolicy, SubscriptionOptions
+from ackstate.stores.memory import Fault, FaultKind
 from forked import in_child
 
 
@@ -67,18 +71,17 @@ class Restarted:
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.KEY_SHARED, SubscriptionType.FAILOVER])
-def test_a_crash_forgets_the_deliveries_since_the_last_persist_alone(kind):
+def test_a_crash_forgets_the_last_delivery_alone_and_a_close_none(kind):
     broker = Restarted(kind=kind, dead_after=4)
     positions = broker.publish(1, key=b"k")
-    for expected in (0, 1):
+    for expected in (0, 1, 2):
         assert broker.sent() == {0: expected}
         broker.nack(positions)
-    broker.persist()
-    assert broker.sent() == {0: 2}
     broker.crash()
     assert broker.sent() == {0: 2}
-    broker.nack(positions)
-    broker.persist()
+    broker.subscription.consumer_closed("ann", now_ms=0)
+    broker.subscription.consumer_opened("ann")
+    assert broker.sent() == {0: 3}
     broker.crash()
     assert broker.sent() == {0: 3}
     broker.topic.close(now_ms=0)  # in flight for the fourth time
@@ -86,6 +89,33 @@ def test_a_crash_forgets_the_deliveries_since_the_last_persist_alone(kind):
     assert (broker.sent(), len(broker.dead), broker.stored()) == ({}, 1, {0: (4, 0)})
     broker.persist()
     assert broker.stored() == {}
+
+
+@pytest.mark.parametrize(("dead_after", "writes"), [(None, 0), (9, 1)])
+def test_the_redeliveries_of_a_round_share_one_write_and_first_deliveries_need_none(dead_after, writes):
+    broker, positions = given_back(count=50, dead_after=dead_after)
+    broker.publish(50)
+    assert broker.sent() == dict.fromkeys(range(50), 1) | dict.fromkeys(range(50, 100), 0)
+    broker.nack(positions[:9], delay_ms=5)
+    assert (broker.sent(), broker.subscription.cursor.stats().persist_count) == ({}, 1 + writes)
+
+
+@pytest.mark.parametrize("kind", [SubscriptionType.SHARED, SubscriptionType.FAILOVER])
+def test_messages_wait_for_a_store_that_does_not_take_their_counts_and_others_do_not(kind):
+    broker, positions = given_back(count=2, kind=kind, dead_after=3)
+    broker.persist()
+    assert broker.sent(count=1) == {0: 1}
+    broker.nack(positions[:1])
+    broker.subscription.ack(broker.publish(2)[1], now_ms=0)
+    for number in range(6):
+        broker.store.inject(Fault(broker.store.mutation_count + number, FaultKind.FULL))
+    others = {1: 1, 2: 0}
+    assert broker.sent() == ({} if kind.is_single_active else others)
+    assert "not sent again before its deliveries are counted" in broker.subscription.explain_holes(now_ms=0)[0].detail
+    assert broker.sent(999) == {}
+    assert broker.subscription.next_wake_ms == 1_000
+    broker.store.forget_faults()
+    assert broker.sent(1_000) == {0: 2} | (others if kind.is_single_active else {})
 
 
 def test_a_close_counts_first_deliveries_in_flight():
@@ -196,36 +226,57 @@ def test_the_counts_are_those_of_all_records_in_however_many_ledgers(entry_count
     assert broker.stored().keys() == {*range(0, 48, 2), 48, 49}
 
 
-def test_a_process_that_is_killed_forgets_one_delivery_and_no_more(tmp_path):
-    def life(killed_after):
-        dead = []
-        options = SubscriptionOptions(dead_letters=DeadLetterPolicy(3, dead.append))
-        topic = Topic.open(SqliteStore(tmp_path / "store"), "t", settings=TopicSettings(options=options), now_ms=0)
-        subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-        if killed_after is None:
-            return topic.publish([Message(b"")], now_ms=0)
-        for number in count():
-            sent = subscription.dispatch("ann", 1, now_ms=0)
-            with (tmp_path / "sent").open("a") as file:
-                file.write(f"{len(sent)}{len(dead)}")
-            if not sent:
-                return len(dead)
-            if number == killed_after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            subscription.nack(sent[0].position, now_ms=0)
-            subscription.cursor.persist(now_ms=0)
-        return None
+def dispatch_for_ever(store, settings, sent):
+    subscription = Topic.open(store, "t", settings=settings, now_ms=0).subscribe("s", start=Start.EARLIEST, now_ms=0)
+    while True:
+        (delivery,) = subscription.dispatch("ann", 1, now_ms=0)
+        sent()
+        subscription.nack(delivery.position, now_ms=0)
 
-    assert "Position" in in_child(lambda: life(None))
+
+def await_for_ever(store, settings, sent):
+    async def main():
+        async with AsyncTopics(store, settings=settings) as topics:
+            subscription = await (await topics.open("t")).subscribe("s", start=Start.EARLIEST)
+            while True:
+                await subscription.add_permits("ann", 1)
+                ((_, (delivery,)),) = (await subscription.next_round()).deliveries
+                sent()
+                await subscription.nack(delivery.position)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("receive", [dispatch_for_ever, await_for_ever])
+def test_a_process_that_is_killed_forgets_one_delivery_and_no_more(tmp_path, receive):
+    def note(what):
+        with (tmp_path / "sent").open("a") as file:
+            file.write(what)
+
+    def life(killed_after):
+        def dead(_):
+            note("dead")
+            os._exit(0)
+
+        def sent():
+            note("s")
+            if next(numbers) == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        numbers, options = count(), SubscriptionOptions(dead_letters=DeadLetterPolicy(3, dead))
+        receive(SqliteStore(tmp_path / "store"), TopicSettings(options=options), sent)
+
+    def publish():
+        Topic.open(SqliteStore(tmp_path / "store"), "t", now_ms=0).publish([Message(b"")], now_ms=0)
+
     kills = (0, 1, 0, 2, 0)
-    assert [in_child(lambda each=each: life(each)) for each in kills] == [""] * 5
-    assert in_child(lambda: life(99)) == "1"
-    assert (tmp_path / "sent").read_text() == "10" * (4 + len(kills)) + "01"
+    assert [in_child(publish), *(in_child(partial(life, each)) for each in (*kills, None))] == ["None", *[""] * 6]
+    assert (tmp_path / "sent").read_text() == "s" * (4 + len(kills)) + "dead"
 
 
 def test_what_a_limit_has_no_room_for_is_left_out_the_least_delivered_first_and_announced(caplog):
-    broker, positions = given_back(count=6, range_count_max=3)
-    broker.sent()
+    broker, positions = given_back(count=6, range_count_max=3, dead_after=9)
+    assert broker.sent() == dict.fromkeys(range(6), 1)  # Those that are left out do not wait.
     broker.nack(positions[2:4])
     result = broker.persist()
     assert (result.counts_cut, broker.stored()) == (3, {0: (2, 0), 1: (2, 0), 2: (2, 0)})
@@ -243,8 +294,8 @@ def test_a_metadata_record_keeps_the_counts_that_it_has_room_for():
     assert (result.counts_cut, len(broker.stored())) == (56, 8)
 
 
-def test_in_pulsars_format_counts_are_not_kept():
-    broker, _ = given_back(format=Format.PULSAR)
+def test_in_pulsars_format_counts_are_not_kept_and_nothing_waits_for_them():
+    broker, _ = given_back(times=2, format=Format.PULSAR, dead_after=3)
     assert broker.persist().bytes_written == 0
     broker.crash()
     assert broker.sent() == dict.fromkeys(range(3), 0)
