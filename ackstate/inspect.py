@@ -21,7 +21,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from ackstate.stores.base import DamagedValueError, LedgerNotFoundError, StoreError
 from ackstate.stores.pulsar import PulsarLayout
 from ackstate.topic.log import check_log_record, log_path
-from ackstate.topic.subscriptions import assumed_log, message_log_ledgers, names_below
+from ackstate.topic.subscriptions import SCHEDULE, assumed_log, message_log_ledgers, names_below
 from ackstate.topic_name import ROOT
 from ackstate.wire import native
 from ackstate.wire.pulsar import decode_position_info
@@ -228,6 +228,8 @@ class _CursorReader:
         if self._record is not None and DELETED_PROPERTY in self._record.cursor_properties:
             # Someone is deleting it, or a crash has interrupted that.
             notes.insert(0, Note("the subscription was deleted; the next open or deletion removes the rest of it"))
+        if self._name.subscription == SCHEDULE:
+            notes.insert(0, Note("no subscription: the cancelled and rescheduled messages of the topic"))
         return CursorInspection(
             self._name,
             self._record,

@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from ackstate.cursor.cursor import CursorOpening, ManagedCursor
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.listener import covered_runs
+from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.delay.view import check_time
 from ackstate.errors import AckStateError, RescheduleRefusedError
 from ackstate.position import Position, check_position
@@ -42,7 +43,11 @@ class DelaySchedule:
         log, ledgers = self._log, self._log.ledgers
         opening = CursorOpening(topic=log.topic, subscription=SCHEDULE, ledgers=ledgers, check=log.check_owned)
         log.has_schedule = True
-        cursor = self._cursor = ManagedCursor._open(log.store, opening, now_ms=now_ms)
+        try:
+            cursor = self._cursor = ManagedCursor._open(log.store, opening, now_ms=now_ms)
+        except UnreadableCursorError as error:
+            error.args = (f"cancelled and rescheduled messages of topic {log.topic!r}, cursor {SCHEDULE!r}: {error}",)
+            raise
         before = ledgers.previous(ledgers.first_position)
         for ledger_id, first, last in covered_runs(ledgers, before, cursor.mark_delete_position):
             log.cancelled.update_entries(ledger_id, BitMap(range(first, last + 1)))

@@ -96,12 +96,13 @@ def explain(
         raise typer.BadParameter(f"{option} is for the http:// or https:// URL of a broker alone")
     from ackstate.dispatch.explain import explain_stored
     from ackstate.inspect import find_cursors, inspect_cursor
-    from ackstate.topic.subscriptions import find_message_log
+    from ackstate.topic.subscriptions import SCHEDULE, find_message_log
 
     present_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     explained: list[tuple[CursorInspection, StoredHoles | None]] = []
     with opened_store(store, copy_bytes_max=copy_bytes_max) as opened:
-        for name in chosen_cursors(find_cursors(opened), store=store, topic=topic, subscription=subscription):
+        names = [name for name in find_cursors(opened) if name.subscription != SCHEDULE]
+        for name in chosen_cursors(names, store=store, topic=topic, subscription=subscription):
             cursor = inspect_cursor(opened, name)
             held = None
             if cursor.content is not None and not cursor.problems:

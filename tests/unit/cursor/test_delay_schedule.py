@@ -8,6 +8,7 @@ import pytest
 
 from ackstate import (
     GateLimits,
+    ManagedCursor,
     MemoryStore,
     Message,
     Position,
@@ -16,10 +17,14 @@ from ackstate import (
     Topic,
     TopicSettings,
 )
+from ackstate.cursor.journal import cursor_path
+from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.delay import DelayConfig, TrackerKind
 from ackstate.errors import AckStateError, CursorFencedError, InvalidPositionError, RescheduleRefusedError
+from ackstate.inspect import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic import delete_topic
+from ackstate.topic import MessageLog, delete_topic
+from ackstate.topic.subscriptions import SCHEDULE
 
 BUCKETS = DelayConfig(
     tracker=TrackerKind.BUCKETED, is_deliver_at_time_strict=True, min_index_count_per_bucket=2,
@@ -173,6 +178,28 @@ def test_a_former_owner_changes_nothing():
         with pytest.raises(CursorFencedError):
             topic.cancel(former.positions[1], now_ms=0)
         assert 1 in former.due(2_000)["a"]
+
+
+def test_changes_that_cannot_be_read_name_themselves_and_are_repaired_as_a_cursor():
+    topic = Delayed(SETTINGS["in memory"])
+    topic.cancel(0)
+    topic.reschedule(1, 8_000)
+    path = cursor_path("t", SCHEDULE)
+    version = topic.store.metadata.get(path).version
+    topic.store.metadata.put(path, b"damaged", expected_version=version)
+    with pytest.raises(
+        UnreadableCursorError, match=f"rescheduled messages of topic 't', cursor '{SCHEDULE}'"
+    ) as refused:
+        topic.crash()
+    found = {each.name.subscription: each for each in inspect_store(topic.store)}[SCHEDULE]
+    assert "no subscription: the cancelled and rescheduled" in str(found.notes[0])
+    assert tuple(each.repair for each in found.problems[0].repairs) == refused.value.repairs
+    log = MessageLog.open(topic.store, topic="t", now_ms=0)
+    ManagedCursor.open(
+        topic.store, topic="t", subscription=SCHEDULE, ledgers=log.ledgers, repair=refused.value.repairs[0], now_ms=0
+    )
+    topic.open()
+    assert topic.due(7_999, "a") == {"a": list(range(2, 12))}
 
 
 def test_an_ack_that_a_limit_has_no_room_for_is_made_later():
