@@ -358,14 +358,13 @@ class ManagedCursor:
             with self.lock:
                 self._state.count(counts)
 
-    def is_count_durable(self, position: Position, delivery_count: int) -> bool:
-        """Return whether no crash forgets that an unacked message was sent so often.
+    def is_count_durable(self, position: Position) -> bool:
+        """Return whether no crash forgets how often an unacked message was sent.
 
-        Also True where no persist would change that: in Pulsar's format, and if a limit had no room for the count.
+        Also True where no persist would change that: in Pulsar's format, and if the store had no room for the count.
         """
         with self.lock:
-            counts = self._state.counts
-            return not self._counts_deliveries or counts is None or counts.is_durable(position, delivery_count)
+            return self._state.counts.is_durable(position)
 
     def mark_lost(self, first: Position, last: Position, *, now_ms: int) -> Receipt:
         """Ack every entry from `first` to `last`, both included, because its data no longer exists.

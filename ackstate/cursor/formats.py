@@ -305,12 +305,8 @@ class _Folded:
         for position, unacked_words in self._batch.items():
             if position > mark_delete and position not in deleted:
                 batch.ack(position, unacked_words)
-        if not self._counts:
-            return CursorState(mark_delete, deleted, batch, self._properties)
-        counts = {
-            position: count
-            for position, count in self._counts.items()
-            if count[0] and position > mark_delete and position not in deleted
+        counts = self._counts and {
+            each: count for each, count in self._counts.items() if each > mark_delete and each not in deleted
         }
         return CursorState(mark_delete, deleted, batch, self._properties, counts)
 

@@ -153,6 +153,7 @@ class Plan(NamedTuple):
     target: PersistTarget  # where it goes
     content: CursorState  # the whole state or, for a delta, the new acks
     taken: Unpersisted  # the acks that become durable with it
+    count_cut_count: int = 0  # how many delivery counts have no room in it
 
 
 @final
@@ -244,10 +245,10 @@ class Round:
         taken = plan.taken
         with persister.lock:
             self.is_open = False
-            covered = persister.state.end_persist(taken)
+            covered = persister.state.end_persist(taken, are_counts_left_out=plan.count_cut_count > 0)
             if persister.listeners.of_changes:
                 persister.listeners.changed(Change.PERSIST_ENDED, (), now_ms=now_ms)
-            if taken.cut_count or taken.batch_cut_count or taken.count_cut_count:
+            if taken.cut_count or taken.batch_cut_count or plan.count_cut_count:
                 self._note_truncation()
             else:
                 persister.is_truncated = False
@@ -258,7 +259,7 @@ class Round:
                 persister.closed = not persister.state.is_dirty
             return PersistResult(
                 plan.target, byte_count, covered, taken.mark_delete, taken.held_count,
-                taken.cut_count, taken.batch_cut_count, taken.count_cut_count,
+                taken.cut_count, taken.batch_cut_count, plan.count_cut_count,
             )  # fmt: skip
 
     def abandon(self) -> None:
@@ -291,7 +292,7 @@ class Round:
             _LOG.warning(
                 "%s: limits leave %d acked messages, %d partly acked batches and %d delivery counts out of the durable"
                 " state",
-                persister.journal.path, taken.cut_count, taken.batch_cut_count, taken.count_cut_count,
+                persister.journal.path, taken.cut_count, taken.batch_cut_count, self._plan.count_cut_count,
             )  # fmt: skip
 
 
@@ -458,28 +459,27 @@ class Persister:
             return self._whole(PersistTarget.SNAPSHOT, taken)
         if not self.journal.form.has_deltas:
             return self._whole(PersistTarget.WHOLE, taken)
-        counts = NO_COUNTS if self.state.counts is None else self.state.counts.changes
-        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties, counts)
+        content = CursorState(taken.mark_delete, taken.new, taken.batch, taken.properties, taken.counts)
         return Plan(PersistTarget.DELTA, content, taken)
 
     def plan_metadata(self, up_to: Position) -> Plan:
         """Plan as much of the whole state as the metadata store has room for."""
         # `PayloadTooLargeError`: the durable acks would not fit, or receipts could not name the excluded ones.
-        limits, count_max = self._config.metadata_limits, None
+        limits = self._config.metadata_limits
         while True:
             durable_count = self.state.durable_count
-            taken = self._take(up_to, limits, count_max=count_max)
+            taken = self._take(up_to, limits)
             plan = self._whole(PersistTarget.METADATA, taken)
-            deleted = plan.content.deleted
+            deleted, counts = plan.content.deleted, plan.content.counts
             size = len(self.journal.encode_record(plan.content))
+            if counts and size > self._config.metadata_bytes_max:  # Acks come first.
+                plan = plan._replace(content=plan.content._replace(counts=NO_COUNTS), count_cut_count=len(counts))
+                size = len(self.journal.encode_record(plan.content))
             fits = size <= self._config.metadata_bytes_max
             is_within = limits.range_count_max is None or deleted.range_count <= limits.range_count_max
             if fits and is_within and taken.acked_count >= durable_count:
                 return plan
             self.state.withdraw_persist()
-            if plan.content.counts and not fits:
-                count_max = len(plan.content.counts) // 2
-                continue
             if fits or not is_within or not deleted.range_count or not self.may_hold_back:
                 raise PayloadTooLargeError(
                     f"{self.journal.path}: {size} bytes and {deleted.range_count} ranges are durable or must become"
@@ -501,16 +501,13 @@ class Persister:
         state.withdraw_persist()
         return None
 
-    def _take(self, up_to: Position, limits: PersistLimits, *, count_max: int | None = None) -> Unpersisted:
+    def _take(self, up_to: Position, limits: PersistLimits) -> Unpersisted:
         # Only what is held back or cut off can exceed it.
         record_bytes_max = self.listeners.record_bytes_max() if self.may_hold_back else None
-        return self.state.begin_persist(
-            up_to=up_to, limits=limits, record_bytes_max=record_bytes_max, count_max=count_max
-        )  # fmt: skip
+        return self.state.begin_persist(up_to=up_to, limits=limits, record_bytes_max=record_bytes_max)
 
     def _whole(self, target: PersistTarget, taken: Unpersisted) -> Plan:
-        deleted, batch = self.state.whole()
-        counts = NO_COUNTS if self.state.counts is None else self.state.counts.whole()
+        deleted, batch, counts = self.state.whole()
         return Plan(target, CursorState(taken.mark_delete, deleted, batch, taken.properties, counts), taken)
 
     def _needs_new_ledger(self, *, now_ms: int) -> bool:

@@ -75,7 +75,7 @@ class PersistResult(NamedTuple):
         messages_held_back: Acked messages that it left for later, because they are young.
         messages_cut: Acked messages that the range limit left out of it.
         batches_cut: Partly acked batches that the limit on them left out of it.
-        counts_cut: Delivery counts that it left out: the range limit, or the metadata store, had no room for them.
+        counts_cut: Delivery counts that it left out, because the metadata store had no room for them: all of them.
     """
 
     route: PersistTarget

@@ -17,13 +17,13 @@ from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
 from ackstate.cursor.config import UNLIMITED
 from ackstate.cursor.formats import CursorState, check_within_log
 from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_bytes
-from ackstate.entry_bitmap import bitmap_of, bitmaps_of, firsts
+from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
-from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position, positions_of
+from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_position
 from ackstate.wire.native import NO_COUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Set
 
     from ackstate.cursor.config import PersistLimits
     from ackstate.cursor.results import Receipt
@@ -436,81 +436,56 @@ class UnpersistedBatches:
 
 @final
 class CountedDeliveries:
-    """How often unacked messages were sent, but for first deliveries; acked ones leave with the next write.
+    """How often unacked messages were sent, but for first deliveries, and until when each waits."""
 
-    A write costs in proportion to what changed, unless the counts exceed its limit.
-    """
-
-    # Invariant: what is known is durable with the same value, unless it changed; `_entries` are those of what is known.
-
-    def __init__(self, known: dict[Position, tuple[int, int]]) -> None:
-        self._known = known
-        self._durable = known.copy()  # in the records that a recovery reads
-        self._entries = dict(bitmaps_of(sorted(known)))
-        self._changed: set[Position] = set()
-        # Of the write under way.
-        self._changing: set[Position] = set()
+    def __init__(self) -> None:
+        # Also of some messages whose ack is durable, up to the next whole state; the journal has bytes for each.
+        self.known: dict[Position, tuple[int, int]] = {}
+        self._changed: set[Position] = set()  # since a write was begun
+        # Of the write under way: those that changed before it, and those of messages whose acks it has.
+        self._in_flight: set[Position] = set()
         self._acked: list[Position] = []
-        self._left_out: set[Position] = set()
-        self.changes: DeliveryCounts = NO_COUNTS
-        """What a delta adds, 0 for a count that was durable and is left out."""
+        self._are_left_out = False  # whether the last write had no room for them; then the next is a whole state
 
     def note(self, counts: DeliveryCounts) -> None:
         """Keep counts of unacked messages."""
-        self._known.update(counts)
+        self.known.update(counts)
         self._changed.update(counts)
-        for ledger_id, entry_id in counts:
-            self._entries.setdefault(ledger_id, BitMap()).add(entry_id)
 
-    def begin_write(self, mark_delete: Position, new: DeletedRanges, count_max: int | None) -> int:
-        """Choose what is durable after the write, the most delivered first; return how many it leaves out."""
-        # `new`: the acks above the mark-delete that the write makes durable.
-        entries = self._entries
-        passed = [
-            (each, entries[each] if each < mark_delete.ledger_id else entries[each] & BitMap(range(mark_delete[1] + 1)))
-            for each in entries if each <= mark_delete.ledger_id
-        ]  # fmt: skip
-        passed += [(each, bitmap & entries[each]) for each, bitmap in new.bitmaps() if each in entries]
-        self._acked = [position for each in passed for position in positions_of(*each)]
-        self._changing, self._changed, self._left_out = self._changed, set(), set()
-        known, acked = self._known, set(self._acked)
-        changed: Iterable[Position] = self._changing
-        if count_max is not None and len(known) - len(acked) > count_max:
-            rest = sorted(known.keys() - acked, key=lambda each: (-known[each][0], each))
-            changed, self._left_out = rest[:count_max], set(rest[count_max:])
-        left_out = dict.fromkeys(self._left_out & self._durable.keys(), (0, 0))
-        new_counts = {each: known[each] for each in changed if each not in acked}
-        durable = self._durable
-        self.changes = left_out | {each: count for each, count in new_counts.items() if durable.get(each) != count}
-        return len(self._left_out)
+    def is_durable(self, position: Position) -> bool:
+        """Return whether no crash changes the count of a message, or the last write had no room for it."""
+        return self._are_left_out or not (position in self._changed or position in self._in_flight)
 
-    def whole(self) -> DeliveryCounts:
-        """Return all that is durable after the write; right after `begin_write`."""
-        gone = self._left_out.union(self._acked)
-        return {each: count for each, count in self._known.items() if each not in gone}
+    def begin_write(self, is_written: Callable[[Position], bool]) -> DeliveryCounts:
+        """Return what a delta adds, given whether it has the ack of a message."""
+        self._in_flight, self._changed = self._changed, set()
+        return self._without_acked(self._in_flight, is_written)
 
-    def is_durable(self, position: Position, delivery_count: int) -> bool:
-        """Return whether no crash makes a count lower, or the last write had no room for it."""
-        return position in self._left_out or self._durable.get(position, (0, 0))[0] >= delivery_count
+    def whole(self, is_written: Callable[[Position], bool]) -> DeliveryCounts:
+        """Return those of a whole state; right after `begin_write`."""
+        return self._without_acked(self.known.keys(), is_written)
 
-    def end_write(self) -> None:
+    def _without_acked(self, counted: Set[Position], is_written: Callable[[Position], bool]) -> DeliveryCounts:
+        self._acked = [each for each in counted if is_written(each)]
+        return {each: self.known[each] for each in counted - set(self._acked)}
+
+    def end_write(self, *, are_left_out: bool) -> None:
         """Note that it was written."""
-        self._durable.update(self.changes)
-        for position in (*self._left_out, *self._acked):
-            self._durable.pop(position, None)
         for position in self._acked:
-            ledger_id, entry_id = position
-            del self._known[position]
+            del self.known[position]
             self._changed.discard(position)
-            self._entries[ledger_id].discard(entry_id)
-            if not self._entries[ledger_id]:
-                del self._entries[ledger_id]
-        self._changed |= self._left_out
+        self._in_flight, self._acked, self._are_left_out = set(), [], are_left_out
 
     def abandon_write(self) -> None:
         """Note that it failed, or is not made."""
-        self._changed |= self._changing
-        self._left_out = set()
+        self._changed |= self._in_flight
+        self._in_flight, self._acked = set(), []
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.known.clear()
+        self._changed.clear()
+        self._are_left_out = False
 
 
 class Unpersisted(NamedTuple):
@@ -526,7 +501,7 @@ class Unpersisted(NamedTuple):
     held_count: int  # how many acked messages are excluded as young
     cut_count: int  # how many acked messages the range limit excludes
     batch_cut_count: int  # how many partly acked batches the limit on batches excludes
-    count_cut_count: int  # how many delivery counts have no room beside them
+    counts: DeliveryCounts  # the delivery counts that changed
 
 
 @final
@@ -546,9 +521,7 @@ class CursorAckState:
         self.properties: Mapping[str, int] = {}
         self.unpersisted = UnpersistedAcks()
         self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
-        # Also of messages that were acked since the last persist; one object as long as the cursor is open.
-        self.delivery_counts: dict[Position, tuple[int, int]] = {}
-        self.counts: CountedDeliveries | None = None  # until there is one
+        self.counts = CountedDeliveries()
         # Invariant: durable <= acked.
         self.durable_count = 0
         # Rises with every acked message, and with every other change. Invariant: void, durable <= accepted. Receipts
@@ -690,7 +663,6 @@ class CursorAckState:
 
     def count(self, counts: DeliveryCounts) -> None:
         """Keep how often unacked messages were sent, and until when they wait; the next persist writes it."""
-        self.counts = self.counts or CountedDeliveries(self.delivery_counts)
         self.counts.note({each: count for each, count in counts.items() if not self.is_acked(each)})
         self.changed()
 
@@ -712,9 +684,7 @@ class CursorAckState:
         self.mark_delete = self.persisted_mark_delete = mark_delete
         self.deleted, self.batch, self.properties = deleted, batch, properties
         self.unpersisted_batches = UnpersistedBatches(batch, self.unpersisted)
-        if counts:
-            self.delivery_counts |= {each: count for each, count in counts.items() if each in self.ledgers}
-            self.counts = CountedDeliveries(self.delivery_counts)
+        self.counts.known |= counts and {each: count for each, count in counts.items() if each in self.ledgers}
         self._advance_mark_delete()
 
     def begin_reset(self, mark_delete: Position) -> None:
@@ -733,8 +703,7 @@ class CursorAckState:
         self.deleted, self.batch = DeletedRanges(), BatchIndexes()
         self.unpersisted = UnpersistedAcks()
         self.unpersisted_batches = UnpersistedBatches(self.batch, self.unpersisted)
-        self.delivery_counts.clear()
-        self.counts = None
+        self.counts.clear()
         self.durable_count = self.acked_count
         self.void_number = self.accepted_number
         self.changed()
@@ -746,7 +715,6 @@ class CursorAckState:
         up_to: Position = EVERYTHING,
         limits: PersistLimits = UNLIMITED,
         record_bytes_max: int | None = None,
-        count_max: int | None = None,
     ) -> Unpersisted:
         """Take all acks that are not durable, as of now, but for those above `up_to` or beyond a limit."""
         # The mark-delete position is never held back. To keep `unpersisted_record_bytes` within `record_bytes_max`,
@@ -759,27 +727,28 @@ class CursorAckState:
             held_count, cut_count = len(unpersisted.held), len(unpersisted.cut)
             self.durable_count -= len(unpersisted.displaced)
         batch = self.unpersisted_batches.begin_write(limits.batch_count_max)
-        count_cut_count = 0
-        if self.counts is not None:
-            if limits.range_count_max is not None:  # Ranges come first.
-                room = max(0, limits.range_count_max - self.deleted.range_count)
-                count_max = room if count_max is None else min(room, count_max)
-            count_cut_count = self.counts.begin_write(self.mark_delete, unpersisted.in_flight, count_max)
         return Unpersisted(
             self.mark_delete, unpersisted.in_flight, self.properties, batch,
             acked_count=self.acked_count - cut_count - held_count, number=self.accepted_number,
             durable_count=durable_count, held_count=held_count, cut_count=cut_count,
-            batch_cut_count=len(self.unpersisted_batches.cut), count_cut_count=count_cut_count,
+            batch_cut_count=len(self.unpersisted_batches.cut),
+            counts=self.counts.begin_write(self._is_written) if self.counts.known else NO_COUNTS,
         )  # fmt: skip
 
-    def whole(self) -> tuple[DeletedRanges, BatchIndexes]:
-        """Return all acks, also in batches, that are durable after the persist; right after `begin_persist`."""
+    def whole(self) -> tuple[DeletedRanges, BatchIndexes, DeliveryCounts]:
+        """Return all acks, also in batches, and counts that are durable after the persist; after `begin_persist`."""
         content = self.deleted.copy()
         for ranges in (self.unpersisted.held, self.unpersisted.cut):
             content.difference_update(ranges)
-        return content, self.unpersisted_batches.whole()
+        counts = self.counts.whole(self._is_written) if self.counts.known else NO_COUNTS
+        return content, self.unpersisted_batches.whole(), counts
 
-    def end_persist(self, written: Unpersisted) -> int:
+    def _is_written(self, position: Position) -> bool:
+        """Return whether the persist under way makes an entry durably acked."""
+        is_excluded = not self.unpersisted.nothing_held_back and self.unpersisted.excludes(position)
+        return position <= self.mark_delete or (position in self.deleted and not is_excluded)
+
+    def end_persist(self, written: Unpersisted, *, are_counts_left_out: bool = False) -> int:
         """Count the acks of `begin_persist` as durable; return the change, negative if more were displaced."""
         self.durable_count = written.acked_count
         self.durable_number = written.number
@@ -787,24 +756,22 @@ class CursorAckState:
         self.resets_begun.clear()
         self.unpersisted.end_write(written.mark_delete)
         self.unpersisted_batches.end_write()
-        if self.counts is not None:
-            self.counts.end_write()
+        if self.counts.known:
+            self.counts.end_write(are_left_out=are_counts_left_out)
         return written.acked_count - written.durable_count
 
     def abandon_persist(self) -> None:
         """Note that the write failed: the acks wait again, and those that they were to displace may be gone."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted_batches.abandon_write()
-        if self.counts is not None:
-            self.counts.abandon_write()
+        self.counts.abandon_write()
 
     def withdraw_persist(self) -> None:
         """Undo `begin_persist`, right after it or `whole`: nothing will be written, so durable acks stay durable."""
         self.unpersisted.abandon_write(self.mark_delete)
         self.unpersisted.withdraw_displacement()
         self.unpersisted_batches.withdraw_write()
-        if self.counts is not None:
-            self.counts.abandon_write()
+        self.counts.abandon_write()
         self.durable_count += len(self.unpersisted.displaced)
 
     def trimmed_count(self, acked: DeletedRanges) -> int:

@@ -104,7 +104,7 @@ class AckView:
         self._state = state
         self._ledgers = state.ledgers
         self._lock = lock or threading.RLock()  # held for several answers of one instant
-        self.delivery_counts: DeliveryCounts = state.delivery_counts
+        self.delivery_counts: DeliveryCounts = state.counts.known
         """How often messages were sent, also some that are acked: to be read, not changed."""
 
     @property

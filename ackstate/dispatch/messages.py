@@ -698,7 +698,7 @@ class UnackedMessages:
         if waiting is not None:
             is_due = waiting.reason is HoleReason.DELAYED
             reason = HoleReason.NEVER_DELIVERED if is_due else waiting.reason
-            is_counted = self._cursor.is_count_durable(position, waiting.delivery_count)
+            is_counted = self._cursor.is_count_durable(position)
             return Look(reason, waiting.consumer, waiting.until_ms or None, waiting.delivery_count, is_counted)
         if self.delayed.is_on and message.deliver_at_ms > now_ms:
             return Look(HoleReason.DELAYED, "", message.deliver_at_ms)

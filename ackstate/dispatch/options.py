@@ -162,7 +162,7 @@ class DeadLetterPolicy:
 
     A message is not sent again before its earlier deliveries are durable, so that each crash adds one delivery at most:
     a dispatch with such messages persists first, once. Not in Pulsar's format, which has no place for delivery counts,
-    nor if a limit leaves no room for the count.
+    nor while the store has no room for them.
 
     Attributes:
         max_redelivery_count: How often it is sent again, 0 or more; the next time it is handed over instead.

@@ -621,7 +621,7 @@ class Dispatcher:
         delivery = self._delivery(position, message, waiting.delivery_count)
         if self.deliveries_max is not None and waiting.delivery_count >= self.deliveries_max:
             return self._hand_over(delivery)
-        if waiting.delivery_count and not self._is_counted(position, waiting.delivery_count):
+        if waiting.delivery_count and not self._is_counted(position):
             self._try_again_later(position)
             return True
         consumer, key = batch.consumer, self._consumers.sticky_key(position, message.key)
@@ -652,9 +652,9 @@ class Dispatcher:
 
     # Retries and dead letters
 
-    def _is_counted(self, position: Position, delivery_count: int) -> bool:
+    def _is_counted(self, position: Position) -> bool:
         """Return whether a message may be sent again: a crash must forget one delivery of it at most."""
-        if self.deliveries_max is None or self._cursor.is_count_durable(position, delivery_count):
+        if self.deliveries_max is None or self._cursor.is_count_durable(position):
             return True
         # One write a round, which has the counts of all messages, unless a limit leaves out some: those need not wait.
         if self._has_persisted is None:

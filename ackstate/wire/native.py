@@ -241,8 +241,8 @@ def _decode_counts(reader: Reader, *, has_times: bool) -> DeliveryCounts:
     at = reader.offset
     times = np.frombuffer(reader.take(8 * count, "times"), "<i8").tolist() if has_times else [0] * count
     positions = [each for ledger_id, bitmap in bitmaps for each in positions_of(ledger_id, bitmap)]
-    if has_times and (min(times) < 0 or not any(times)):
-        corrupt(_WHAT, at, "times from 0 on, not all of them 0", f"{min(times)} to {max(times)}")
+    if 0 in numbers or (has_times and (min(times) < 0 or not any(times))):
+        corrupt(_WHAT, at, "counts from 1 on, times from 0 on, not all of them 0", f"{min(times)} to {max(times)}")
     return dict(zip(positions, zip(numbers, times, strict=True), strict=True))
 
 

@@ -320,7 +320,7 @@ def _read_the_ranges_when_they_are_written():
             journal = persister.journal
             journal._made.add(journal.store.ledgers.create(journal._owner))
             with persister.lock:
-                deleted, batch = persister.state.whole()
+                deleted, batch, _ = persister.state.whole()
             self._plan = plan._replace(content=plan.content._replace(deleted=deleted, batch=batch))
         return write(self)
 

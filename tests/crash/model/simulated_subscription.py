@@ -279,7 +279,7 @@ class SimulatedSubscription(CursorListener):
 
     def _check_counts(self, result, held):
         if result.counts_cut or self.config.format is Format.PULSAR:
-            hold(Promise.I15, not result.counts_cut or self.is_limited, "a delivery count was left out for nothing")
+            hold(Promise.I15, not result.counts_cut or self.is_small, "a delivery count was left out for nothing")
             return
         possible = [
             {number: each for number, each in counts.items() if number not in self.model.acked}
@@ -335,14 +335,17 @@ class SimulatedSubscription(CursorListener):
         self.wrote(self.written.read(self.written.find(self.simulation.message_log.ledgers)))
 
     @property
+    def is_small(self):
+        return self.config.metadata_bytes_max < BYTES_MIN
+
+    @property
     def is_limited(self):
         config = self.config
-        is_small = config.metadata_bytes_max < BYTES_MIN
-        return is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
+        return self.is_small or config.metadata_range_count_max is not None or config.range_count_max is not None
 
     def wrote(self, held):
         self.model.wrote(held.acked, held.unacked_of_batch, held.counts)
-        self.model.cut = self.model.delivery_counts.keys() - held.counts.keys() if self.is_limited else ()
+        self.model.cut = self.model.delivery_counts.keys() - held.counts.keys() if self.is_small else ()
         self.is_certain = True
 
     def may_have_written(self):
@@ -354,7 +357,7 @@ class SimulatedSubscription(CursorListener):
         # Acks displaced by a whole state of Pulsar's format count as lost from its first step on, the new ledger.
         may_have_written = bool(self._attempted) or (self.has_failed and self.config.format is Format.PULSAR)
         self.is_certain = self.is_certain and not may_have_written
-        if self.is_limited:  # It may have left any of them out.
+        if self.is_small:  # It may have left them out.
             self.model.durable_counts, self.model.cut = {}, range(len(self.simulation.log))
         attempts = self._attempted if self.config.format is Format.PULSAR else ()
         for content in attempted_states(attempts, self.config.journal_format, self.simulation.message_log.ledgers):

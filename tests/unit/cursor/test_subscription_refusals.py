@@ -17,7 +17,7 @@ from ackstate import (
     SubscriptionType,
 )
 from ackstate.delay import TopicDelayIndex
-from ackstate.dispatch import SubscriptionOptions
+from ackstate.dispatch import RetryPolicy, SubscriptionOptions
 from topics import NumberedTopic
 
 SHARED, EXCLUSIVE = SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE
@@ -190,6 +190,18 @@ def test_options_are_checked_and_have_the_documented_defaults():
     for bad in ({"promotes_young": "no"}, {"dead_letters": 3}):
         with pytest.raises(TypeError, match=next(iter(bad))):
             SubscriptionOptions(**bad)
+    for bad, error, named in (
+        ((0, 5), ValueError, "min_ms"),
+        ((5, 4), ValueError, "max_ms"),
+        ((5, 5, 0.5), ValueError, "multiplier"),
+        ((5, 5, "2"), TypeError, "multiplier"),
+        ((5, 5, 2, 0), ValueError, "deliveries_max"),
+    ):
+        with pytest.raises(error, match=named):
+            RetryPolicy(*bad)
+    assert RetryPolicy(1, 7, 10.0).wait_ms(10**6) == 7
+    with pytest.raises(ValueError, match="dead_letters"):
+        SubscriptionOptions(retries=RetryPolicy(1, 2, 2, 3))
     options = SubscriptionOptions()
     assert (options.turn_entries, options.round_entries_max, options.look_ahead_max) == (20, 1_000, 20_000)
     assert (options.promotes_young, options.dead_letters) == (True, None)
