@@ -46,13 +46,8 @@ class TopicLog(ReadableLog, Protocol):
     topic: str
 
     @property
-    def cancelled(self) -> PositionSet:
-        """Messages that no subscription receives: they are acked instead."""
-        ...
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether any message was ever cancelled or rescheduled."""
+    def cancelled(self) -> PositionSet | None:
+        """Messages that no subscription receives: they are acked instead. None if no message was ever changed."""
         ...
 
     @property

@@ -467,8 +467,7 @@ class Dispatcher:
                 for passed in (self._admission.deliveries.in_order(), self._waiting.in_order()):
                     if positions and passed.has_between(positions[0], positions[-1]):
                         positions = [position for position in positions if position not in passed]
-                if self._log.has_schedule:
-                    cancelled = self._log.cancelled
+                if (cancelled := self._log.cancelled) is not None:
                     positions = [each for each in positions if each not in cancelled or not self._drop(each)]
                 read = self._reader.read(self._delayed.to_read(positions, now_ms=now_ms), now_ms=now_ms)
                 read = self._delayed.without_early(read, now_ms=now_ms)
@@ -615,7 +614,7 @@ class Dispatcher:
             self._waiting.take(position)
             self._reader.keep([(position, message)])
             return True
-        if self._log.has_schedule and position in self._log.cancelled:
+        if (cancelled := self._log.cancelled) is not None and position in cancelled:
             self._drop(position)
             return True
         delivery = self._delivery(position, message, waiting.delivery_count)

@@ -357,6 +357,7 @@ class Subscription:
                 again. The last 1,000 closed consumers are known.
             ValueError: `max_messages` is negative, or the name is empty or not UTF-8.
             StoreError: The log could not be read; nothing was sent, and the messages will be dispatched later.
+            CursorFencedError: A persist before a redelivery found that another owner has the cursor; nothing was sent.
         """
         check_count("max_messages", max_messages, least=0)
         with self._lock:
@@ -406,8 +407,8 @@ class Subscription:
             TypeError: The time is not an integer, or the waiter cannot be called.
             CursorClosedError: The cursor is closed.
             RuntimeError: Another thread changes the log at this moment, by a publish or a trim.
-            StoreError: The log could not be read. Nothing was sent, no permits were taken, and an earlier waiter is
-                waiting as before; this one is not.
+            StoreError, CursorFencedError: As `dispatch`. No permits were taken, and an earlier waiter is waiting as
+                before; this one is not.
 
         Complexity: O(consumers with permits + sent messages).
         """
@@ -681,7 +682,7 @@ class Subscription:
         """Note that a message has another time, or was cancelled: then it is acked, now or where it would be sent."""
         with self._lock:
             self._messages.reader.forget((position,))
-            if position in self.log.cancelled:
+            if position in (self.log.cancelled or ()):
                 self._messages.drop(position, now_ms=now_ms)
             self._times_changed()
 

@@ -31,7 +31,6 @@ from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, Un
 from ackstate.ledger_map import LedgerMap
 from ackstate.message import checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
-from ackstate.position_set import PositionSet
 from ackstate.sealed import seal, unseal
 from ackstate.stores.base import (
     ABSENT,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from ackstate.delay.view import SharedDelayIndex
     from ackstate.dispatch.admission import RoundWaiter
     from ackstate.message import Message
+    from ackstate.position_set import PositionSet
     from ackstate.stores.base import MetadataStore, Store
 
 ROOT = "/message-logs"
@@ -442,8 +442,7 @@ class MessageLog:
         sizes: How many bytes each ledger holds.
         published_ms: The latest time at which a publish to a ledger was begun, by the clock of the log's owner; without
             the ledgers whose time is not known.
-        has_schedule: Whether any message was ever cancelled or rescheduled.
-        cancelled: Messages that no subscription receives; see `ackstate.topic.schedule`.
+        cancelled: Messages that no subscription receives, None before the first change; see `ackstate.topic.schedule`.
         rescheduled: When others are due instead of at their own time; `read` returns them with it.
         store: Where the ledgers live.
         sole_use: Held while `ledgers` is changed.
@@ -456,7 +455,7 @@ class MessageLog:
         self.ledgers = LedgerMap.from_counts(counts)
         self.sizes = LedgerSizes(store, self.ledgers, record.ledger_sizes)
         self.published_ms = {each: time_ms for each, time_ms in record.published_ms if self.ledgers.has_ledger(each)}
-        self.has_schedule, self.cancelled = False, PositionSet()
+        self.cancelled: PositionSet | None = None
         self.rescheduled: dict[Position, int] = {}
         self.store = store
         self.sole_use = SoleUse(f"the message log of topic {topic!r}")

@@ -15,9 +15,9 @@ from ackstate.cursor.cursor import CursorOpening, ManagedCursor
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.recovery import UnreadableCursorError
-from ackstate.delay.view import check_time
 from ackstate.errors import AckStateError, RescheduleRefusedError
 from ackstate.position import Position, check_position
+from ackstate.position_set import PositionSet
 from ackstate.topic.subscriptions import SCHEDULE
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ class DelaySchedule:
 
     def _open(self, *, now_ms: int) -> ManagedCursor:
         """Open the cursor, and take over everything in it."""
-        log, ledgers = self._log, self._log.ledgers
+        log, ledgers, cancelled = self._log, self._log.ledgers, PositionSet()
         opening = CursorOpening(topic=log.topic, subscription=SCHEDULE, ledgers=ledgers, check=log.check_owned)
-        log.has_schedule = True
         try:
             cursor = self._cursor = ManagedCursor._open(log.store, opening, now_ms=now_ms)
         except UnreadableCursorError as error:
@@ -50,14 +49,13 @@ class DelaySchedule:
             raise
         before = ledgers.previous(ledgers.first_position)
         for ledger_id, first, last in covered_runs(ledgers, before, cursor.mark_delete_position):
-            log.cancelled.update_entries(ledger_id, BitMap(range(first, last + 1)))
+            cancelled.update_entries(ledger_id, BitMap(range(first, last + 1)))
         for ledger_id, bitmap in cursor.deleted.bitmaps():
-            log.cancelled.update_entries(ledger_id, bitmap.copy())
-        log.rescheduled.update({each: due_ms for each, (_, due_ms) in cursor.view.delivery_counts.items()})
-        for position, deliver_at_ms in log.rescheduled.items():
+            cancelled.update_entries(ledger_id, bitmap.copy())
+        log.cancelled = cancelled
+        log.rescheduled = {each: due_ms for each, (_, due_ms) in cursor.view.delivery_counts.items()}
+        for position, deliver_at_ms in (*log.rescheduled.items(), *((each, 0) for each in cancelled)):
             self._index.reschedule(position, deliver_at_ms)
-        for position in log.cancelled:
-            self._index.reschedule(position, 0)
         return cursor
 
     def change(
@@ -70,8 +68,6 @@ class DelaySchedule:
     ) -> None:
         """Cancel a message or, given a time, reschedule it; errors as `Topic.reschedule`."""
         position = check_position(position, entry_id_min=0)
-        if deliver_at_ms is not None:
-            deliver_at_ms = check_time(deliver_at_ms, name="deliver_at_ms")
         self._check(position, subscriptions, now_ms=now_ms)
         cursor = self._cursor or self._open(now_ms=now_ms)
         self._check(position, subscriptions, now_ms=now_ms)  # An earlier change of unknown outcome may have happened.
@@ -84,10 +80,10 @@ class DelaySchedule:
         except AckStateError:
             self._cursor = None  # Whether it happened is read back before the next change.
             raise
-        if deliver_at_ms is None:
-            self._log.cancelled.add(position)
-        else:
+        if deliver_at_ms is not None:
             self._log.rescheduled[position] = deliver_at_ms
+        elif self._log.cancelled is not None:
+            self._log.cancelled.add(position)
         self._index.reschedule(position, deliver_at_ms or 0)
         for subscription in subscriptions.values():
             subscription._rescheduled(position, now_ms=now_ms)
@@ -95,18 +91,18 @@ class DelaySchedule:
     def trim(self, *, now_ms: int) -> None:
         """Forget the messages of ledgers that the log no longer has."""
         log, first = self._log, Position(self._log.ledgers.first_ledger_id, 0)
-        log.cancelled.remove_below(first)
-        for position in [each for each in log.rescheduled if each < first]:
-            del log.rescheduled[position]
-        if self._cursor is not None and self._cursor.mark_delete_position < (before := first._replace(entry_id=-1)):
-            self._cursor.mark_delete(before, now_ms=now_ms)
+        if self._cursor is not None and log.cancelled is not None:
+            log.cancelled.remove_below(first)
+            log.rescheduled = {each: due_ms for each, due_ms in log.rescheduled.items() if each >= first}
+            if self._cursor.mark_delete_position < (before := first._replace(entry_id=-1)):
+                self._cursor.mark_delete(before, now_ms=now_ms)
 
     def _check(self, position: Position, subscriptions: Mapping[str, Subscription], *, now_ms: int) -> None:
         log = self._log
         log.ledgers.check_written(position)
         (message,) = log.read([position])
         why = next((why for name, each in subscriptions.items() if (why := each._has_had(position, name))), "")
-        if position in log.cancelled:
+        if position in (log.cancelled or ()):
             why = "was cancelled before"
         elif not why and message.deliver_at_ms <= now_ms:
             why = "is not delayed" if message.deliver_at_ms < 0 else f"is due since {message.deliver_at_ms} ms"

@@ -18,7 +18,7 @@ from ackstate.delay.bucket_storage import SnapshotStorage
 from ackstate.delay.buckets import BucketedDelayIndex
 from ackstate.delay.config import TrackerKind
 from ackstate.delay.index import TopicDelayIndex
-from ackstate.delay.view import check_deliver_at
+from ackstate.delay.view import check_time
 from ackstate.dispatch.consumers import SubscriptionType
 from ackstate.dispatch.options import (
     Start,
@@ -309,7 +309,8 @@ class Topic:
         if self._schedule is None:
             raise RescheduleRefusedError(f"topic {self.name!r} has no delay index: its messages are not delayed")
         if deliver_at_ms is not None:
-            delay_policies(self.settings, self.name)().deliver_at(now_ms, check_deliver_at(deliver_at_ms))
+            deliver_at_ms = check_time(deliver_at_ms, name="deliver_at_ms")
+            delay_policies(self.settings, self.name)().deliver_at(now_ms, deliver_at_ms)
         self._schedule.change(position, deliver_at_ms, self.subscriptions, now_ms=now_ms)
 
     def subscribe(self, name: str, *, now_ms: int | None = None, **wanted: Unpack[RequestedFields]) -> Subscription:
