@@ -357,14 +357,14 @@ def _fall_back_to_the_older_state():
     the older state in ZooKeeper; the consumers got a large number of messages again. Of its kind:
     apache/pulsar#17812.
 
-    `Recovery.find` goes on from the mark-delete position that the record has where a journal is damaged, or the
+    `Recovery.look_up` goes on from the mark-delete position that the record has where a journal is damaged, or the
     storage fails to read it; unasked, and the report says nothing of it.
     """
-    find = Recovery.find
+    look_up = Recovery.look_up
 
     def find_something(self, orphans):
         try:
-            return find(self, orphans)
+            return look_up(self, orphans)
         except (UnreadableCursorError, StoreError) as error:
             value = self.store.metadata.get(self.path)
             if value is None:
@@ -377,7 +377,7 @@ def _fall_back_to_the_older_state():
             recovered = replace(older.recovered, discarded_reason="")
             return FellBack(older.record, older.version, older.form, recovered)
 
-    return (Replacement(Recovery, "find", find_something),)
+    return (Replacement(Recovery, "look_up", find_something),)
 
 
 @_exhibit("M13")
