@@ -16,10 +16,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Listener
 from pathlib import Path
+from queue import SimpleQueue
 
-from kills import forked
 from kills.mutants import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +29,23 @@ LEDGER = Path(__file__).with_name("ledger.json")
 MEASURED = ROOT / "out" / "kills"
 ANALYSIS = "ackstate/analysis/"
 TESTS = ("tests/unit", "tests/model", "tests/system/cursor/test_store_conformance.py")
+PYTEST = (
+    *(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--assert=plain",
+        "--tb=no",
+        "-m",
+        "not spark and not soak and not browser",
+    ),
+    *("-p", "kills.worker", "-p", "no:cacheprovider", "-p", "no:faulthandler", *TESTS),
+)
 MUTANT_COUNT, ANALYSIS_COUNT = 2_000, 300
-OPTIONS = ("-q", "--assert=plain", "-p", "kills.plugin", "-p", "no:cacheprovider", "--tb=no")
 KILLERS_MAX = 3
-SECONDS_MAX = 5.0
+SECONDS_MAX = 10.0
 """Of the tests that are run on one mutant, as measured with their lines."""
-FIRST_COUNT = 12
-"""Tests that are run first: most mutants die by them."""
 
 
 def main(arguments):
@@ -42,9 +54,9 @@ def main(arguments):
     commands.add_parser("lines")
     for name in ("run", "check"):
         command = commands.add_parser(name)
-        command.add_argument("--minutes", type=float, default=60)
         command.add_argument("--sample", type=int, help="so many of the mutants, not all")
         if name == "run":
+            command.add_argument("--minutes", type=float, default=60)
             command.add_argument("--alive", action="store_true", help="those that live, on all tests of their lines")
     chosen = parser.parse_args(arguments)
     return {"lines": measure, "run": run, "check": check}[chosen.command](chosen)
@@ -57,11 +69,8 @@ def measure(_):
     MEASURED.mkdir(parents=True, exist_ok=True)
     for path in MEASURED.iterdir():
         path.unlink()
-    chosen = [*TESTS, "-n", "2", "-m", "not spark and not soak"]
-    named = environment(KILLS_LINES=str(MEASURED), KILLS_FAILED=str(MEASURED / "failed.json"))
-    command = [sys.executable, "-m", "pytest", *OPTIONS, *chosen]
-    status = subprocess.run(command, cwd=ROOT, env=os.environ | named, check=False).returncode
-    data = coverage.CoverageData(basename=str(MEASURED / "all"))
+    status = subprocess.run([*PYTEST, "-n", "2"], cwd=ROOT, env=environment(KILLS_LINES=str(MEASURED)), check=False)
+    data, seconds, failed = coverage.CoverageData(basename=str(MEASURED / "all")), {}, []
     for path in MEASURED.glob("lines.*"):
         part = coverage.CoverageData(basename=str(path))
         part.read()
@@ -71,16 +80,14 @@ def measure(_):
         of_file = lines[str(Path(file).relative_to(ROOT))] = {}
         for line, tests in data.contexts_by_lineno(file).items():
             of_file[line] = [numbers.setdefault(test, len(numbers)) for test in tests if test]
-    seconds = {}
-    for path in MEASURED.glob("seconds.*.json"):
-        for test, each in json.loads(path.read_text()).items():
-            seconds[test] = max(seconds.get(test, 0), each)
-    failed = json.loads((MEASURED / "failed.json").read_text())
-    (MEASURED / "measured.json").write_text(
-        json.dumps({"tests": [*numbers], "lines": lines, "seconds": seconds, "failed": failed})
-    )
+    for path in MEASURED.glob("tests.*.json"):
+        part = json.loads(path.read_text())
+        seconds |= part[0]
+        failed += part[1]
+    measured = {"tests": [*numbers], "lines": lines, "seconds": seconds, "failed": failed}
+    (MEASURED / "measured.json").write_text(json.dumps(measured))
     print(f"{len(seconds)} tests, {sum(seconds.values()):.0f} s, {len(lines)} modules")
-    return status
+    return status.returncode
 
 
 def run(chosen):
@@ -89,65 +96,82 @@ def run(chosen):
     measured = json.loads((MEASURED / "measured.json").read_text())
     if not ledger["mutants"]:
         ledger["mutants"] = sample(places)
-    tests = collected()
-    for each in ledger["mutants"]:
-        if each.get("killers") and not tests.intersection(each["killers"]):
-            del each["killers"]
-    is_wanted = (lambda each: each.get("killers") == []) if chosen.alive else (lambda each: "killers" not in each)
-    waiting = [each for each in ledger["mutants"] if is_wanted(each) and each["key"] in places][: chosen.sample]
     seconds_max = 20 * SECONDS_MAX if chosen.alive else SECONDS_MAX
     until = time.monotonic() + 60 * chosen.minutes
 
-    def tried(entry):
-        if time.monotonic() > until:
-            return entry, [], None
-        tests = tests_of(measured, *places[entry["key"]], seconds_max=seconds_max)
-        for some in (tests[:FIRST_COUNT], tests[FIRST_COUNT:]):
-            failed = failing(entry, places, some, failed_max=KILLERS_MAX, seconds_max=seconds_max) if some else []
-            if failed:
-                break
-        return entry, tests, failed
+    with workers() as (tests, failing):
+        for each in ledger["mutants"]:
+            if each.get("killers") and not tests.intersection(each["killers"]):
+                del each["killers"]
+        wanted = (lambda each: each.get("killers") == []) if chosen.alive else (lambda each: "killers" not in each)
+        waiting = [each for each in ledger["mutants"] if wanted(each) and each["key"] in places][: chosen.sample]
 
-    done = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for future in as_completed([pool.submit(tried, entry) for entry in waiting]):
-            entry, tests, failed = future.result()
-            if failed is None:
-                continue
-            entry |= {"tried": len(tests), "killers": spread(failed)}
-            done += 1
-            print(f"{entry['module']} {entry['name']}: {entry['change']}: {len(failed)} of {len(tests)}", flush=True)
-            if done % 20 == 0:
-                save(ledger)
+        def tried(entry):
+            if time.monotonic() < until:
+                of_lines = [each for each in tests_of(measured, *places[entry["key"]], seconds_max) if each in tests]
+                killers = failing(places[entry["key"]], of_lines, KILLERS_MAX, seconds_max)
+                entry |= {"tried": len(of_lines), "killers": killers}
+                print(f"{entry['module']} {entry['name']}: {entry['change']}: {len(killers)}", flush=True)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for number, _ in enumerate(pool.map(tried, waiting), 1):
+                if number % 100 == 0:
+                    save(ledger)
     save(ledger)
     tried_count = sum("killers" in each for each in ledger["mutants"])
     killed = sum(bool(each.get("killers")) for each in ledger["mutants"])
-    print(f"{done} tried now; of {len(ledger['mutants'])} mutants {tried_count} are tried, {killed} of them killed")
+    print(f"of {len(ledger['mutants'])} mutants {tried_count} are tried, {killed} of them killed")
     return 0
 
 
 def check(chosen):
-    """Run up to three killers of each killed mutant whose statement exists; report those that live."""
-    ledger, places, tests = load(), present(), collected()
+    """Run the killers of each killed mutant whose statement exists; report those that live."""
+    ledger, places = load(), present()
     killed = [each for each in ledger["mutants"] if each.get("killers") and each["key"] in places]
     if chosen.sample:
         killed = random.Random(time.time_ns()).sample(killed, min(chosen.sample, len(killed)))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        left = [[test for test in each["killers"] if test in tests][:3] for each in killed]
-        failed = pool.map(lambda each, tests: tests and failing(each, places, tests, failed_max=1), killed, left)
-        alive = [each for each, tests in zip(killed, failed, strict=True) if not tests]
+    with workers() as (tests, failing), ThreadPoolExecutor(os.cpu_count()) as pool:
+        left = [[test for test in each["killers"] if test in tests] for each in killed]
+        failed = [*pool.map(lambda each, some: failing(places[each["key"]], some, 1, SECONDS_MAX), killed, left)]
+    alive = [each for each, some in zip(killed, failed, strict=True) if not some]
     for each in alive:
         print(f"alive: {each['module']} {each['name']}: {each['statement']!r}: {each['change']}")
     print(f"{len(killed) - len(alive)} of {len(killed)} are still killed")
     return len(alive) > 0
 
 
-def collected():
-    """Return the ids of the tests that exist."""
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-m", "", *TESTS]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment(), capture_output=True, text=True, check=True)
-    tests = {line for line in done.stdout.splitlines() if "::" in line}
-    return tests | {test.partition("::")[0] for test in tests}  # a mutant may keep a file from being read
+@contextmanager
+def workers():
+    """Yield the names of the tests, and a function that returns those that fail on the mutant of a place.
+
+    It takes the place, names of tests, how many failures are enough, and the seconds that the tests take without one.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/socket"
+        variables = environment(KILLS_SOCKET=path)
+        with Listener(path, family="AF_UNIX") as listener:
+            started = [subprocess.Popen(PYTEST, cwd=ROOT, env=variables) for _ in range(os.cpu_count())]
+            idle = SimpleQueue()
+            connections = [listener.accept() for _ in started]
+            for each in connections:
+                tests = set(each.recv())
+                idle.put(each)
+
+            def failing(place, names, failed_max, seconds):
+                worker, (file, site) = idle.get(), place
+                worker.send((str(file), site.order, names, failed_max, int(30 + 2 * seconds)))
+                try:
+                    return worker.recv()
+                finally:
+                    idle.put(worker)
+
+            try:
+                yield tests, failing
+            finally:
+                for each in connections:
+                    each.send(None)
+                for each in started:
+                    each.wait()
 
 
 def present():
@@ -175,13 +199,12 @@ def sample(places):
     return [{"key": key, "module": str(places[key][0]), **places[key][1].mutant._asdict()} for key in keys]
 
 
-def tests_of(measured, path, site, *, seconds_max):
+def tests_of(measured, path, site, seconds_max):
     """Return tests that execute a site, one of each function first, within a limit of seconds."""
     lines, seconds = measured["lines"].get(str(path), {}), measured["seconds"]
     numbers = {number for line in site.lines for number in lines.get(str(line), ())}
     tests = {measured["tests"][number] for number in numbers}.difference(measured["failed"])
-    turns = defaultdict(int)
-    ordered = []
+    turns, ordered = defaultdict(int), []
     for test in sorted(tests, key=lambda each: (seconds.get(each, 0), each)):
         function = test.partition("[")[0]
         ordered.append((turns[function], seconds.get(test, 0), test))
@@ -194,33 +217,10 @@ def tests_of(measured, path, site, *, seconds_max):
     return chosen
 
 
-def failing(entry, places, tests, *, failed_max, seconds_max=SECONDS_MAX):
-    """Return the tests that fail on a mutant, at most so many, and the one that does not end."""
-    path, site = places[entry["key"]]
-    module = ".".join(path.with_suffix("").parts)
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        named = environment(MUTANT=f"{module} {site.order}", KILLS_FAILED=file.name)
-        chosen = [*OPTIONS, *tests, f"--maxfail={failed_max}"]
-        status = forked.run(chosen, named, seconds_max=30 + 2 * seconds_max)
-        text = file.read()
-        return json.loads(text) if text else tests[:1] * (status != 0)
-
-
-def spread(failed):
-    """Return some killers, of different functions and modules first."""
-    turns = defaultdict(int)
-    ordered = []
-    for test in failed:
-        module = test.partition("::")[0]
-        ordered.append((turns[module], test))
-        turns[module] += 1
-    return [test for _, test in sorted(ordered)[:KILLERS_MAX]]
-
-
 def environment(**more):
     """Return the variables of a run of the tests."""
-    paths = [str(Path(__file__).with_name("site")), str(ROOT), str(ROOT / "tests")]
-    return {"PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", **more}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return os.environ | {"PYTHONPATH": paths, "HYPOTHESIS_PROFILE": "ci", **more}
 
 
 def load():
