@@ -78,12 +78,3 @@ def demo_run(names=NAMES, *, seed=7):
         curve=[point for name, count in redelivered.items() for point in sawtooth(name, redelivered=count)],
         settings=DemoSettings(seed=seed),
     )
-
-
-def of_one_millisecond(run):
-    """The same run, had its trace no duration: nothing to average, and a single point for each line."""
-    return replace(
-        run,
-        subscriptions=[replace(found, expected=None, p50=None, p99=None) for found in run.subscriptions],
-        curve=[(found.name, KILL_MS, found.observed) for found in run.subscriptions],
-    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import DeletedRanges, InvalidPositionError, LedgerMap, Position
+from ackstate import LedgerMap, Position
 from ackstate.ack_hole import AckEffect, ack_effect, hole_at, holes
 from ackstate.cursor.state import CursorAckState
 
@@ -62,28 +62,6 @@ def test_the_mark_delete_goes_over_the_ends_of_ledgers_and_empty_ones():
     assert (lowest[:3], lowest.mark_delete_advance) == ((3, 0, 1), 7)
     assert (lowest.freed_ranges, lowest.freed_bytes) == (3, 14 + 23 + 23)
     assert upper[:3] == (6, 1, 2)
-
-
-def test_what_no_log_has_is_refused():
-    state, ledgers = acked({3: 10}, (3, 9))
-    arguments = state.deleted, ledgers, state.mark_delete
-    with pytest.raises(InvalidPositionError, match="3:10 is not in the message log"):
-        ack_effect(Position(3, 10), *arguments)
-    for look in (ack_effect, hole_at):
-        with pytest.raises(ValueError, match="4294967296"):
-            look(Position(3, 2**32), *arguments)
-        with pytest.raises(TypeError, match=r"1\.5"):
-            look(Position(3, 1.5), *arguments)
-
-
-def test_the_last_entry_id_there_is_ends_a_hole():
-    ledgers = LedgerMap.from_counts({3: 2**32, 4: 1})
-    deleted = DeletedRanges()
-    deleted.add(Position(3, 2**32 - 3))
-    deleted.add(Position(4, 0))
-    _, upper = holes(deleted, ledgers, Position(3, -1))
-    assert upper[:3] == (3, 2**32 - 2, 2**32)
-    assert hole_at(Position(3, 2**32 - 1), deleted, ledgers, Position(3, -1)) == upper
 
 
 # --- Against the acks themselves
@@ -153,18 +131,4 @@ def effect_of(state, ledgers, positions):
 @pytest.mark.slow
 @given(stories())
 def test_a_hole_frees_what_its_acks_free(story):
-    assert_true(*story)
-
-
-STORIES = {
-    "joins": ({3: 9}, [(3, 3), (3, 5)], 0),
-    "over ledgers": ({3: 2, 4: 2, 5: 3}, [(3, 1), (4, 0), (4, 1), (5, 1)], 0),
-    "end of a ledger": ({3: 200, 4: 2}, [(3, 100), (4, 1)], 0),
-    "entry 0": ({3: 2, 4: 5}, [(3, 1), (4, 3)], 0),
-    "trimmed": ({3: 5, 4: 5}, [(3, 1), (4, 0), (4, 3)], 4),
-}
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_each_ack_of_a_story_does_what_it_says(story):
     assert_true(*story)

@@ -85,19 +85,3 @@ def test_a_refused_call_changes_nothing(position, words, error, text):
         with pytest.raises(error, match=text):
             method(indexes, position, words)
         assert indexes == held((P(2, 0), [1]), (P(3, 7), [0b11]))
-
-
-@pytest.mark.parametrize("position", [P(3, -2), P(3, 2**32), P(-1, 0), P(3, 0.5)])
-def test_a_refused_removal_changes_nothing(position):
-    indexes = held((P(2, 0), [1]))
-    with pytest.raises((ValueError, TypeError)):
-        indexes.remove_at_most(position)
-    assert len(indexes) == 1
-
-
-def test_it_is_a_mapping():
-    indexes = held((P(3, 7), [0b11]), (P(2, 0), [1, 0]))
-    assert dict(indexes) == {P(2, 0): (1,), P(3, 7): (0b11,)}
-    assert (P(3, 8) in indexes, indexes.get(P(3, 8))) == (False, None)
-    with pytest.raises(KeyError, match="entry_id=8"):
-        indexes[P(3, 8)]

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from ackstate.wire.pulsar.delay_snapshot import (
@@ -21,7 +19,6 @@ from ackstate.wire.pulsar.delay_snapshot import (
     encode_segment,
     segment_metadata,
 )
-from strategies import positions
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -68,7 +65,6 @@ def runtime_classes(*, map_entry):
 
 
 SnapshotMetadata, SnapshotSegment = runtime_classes(map_entry=True)
-OrderedMetadata, _ = runtime_classes(map_entry=False)
 
 
 def indexes_of(rows):
@@ -83,76 +79,12 @@ def metadata_of(rows):
     return segment_metadata(indexes_of(rows), encode_segment(indexes_of(rows)))
 
 
-def as_pulsar_writes(rows):
-    return SnapshotSegment(
-        indexes=[{"timestamp": time, "ledger_id": ledger, "entry_id": entry} for time, ledger, entry in rows]
-    ).SerializeToString()
-
-
-times = st.one_of(st.integers(0, 300), st.integers(1_700_000_000_000, 1_700_000_300_000), st.integers(0, TIME_MAX))
-segments = st.dictionaries(positions, times, min_size=1, max_size=40).map(
-    lambda delayed: sorted((time, *position) for position, time in delayed.items())
-)
-
-
-@given(rows=segments)
-@example(rows=[(0, 0, 0)])
-@example(rows=[(TIME_MAX, TIME_MAX, 2**32 - 1)])
-@example(rows=[(127, 127, 127), (128, 128, 128), (2**56 - 1, 2**49, 2**28), (2**56, 2**56, 2**28 - 1)])
-@example(rows=[(1_700_000_000_000 + number, number % 300, 50 * number) for number in range(20_000)])
-def test_a_segment_goes_there_and_back_by_the_bytes_of_protobuf_itself(rows):
-    encoded = encode_segment(indexes_of(rows))
-    assert encoded == as_pulsar_writes(rows)
-    assert rows_of(decode_segment(encoded, what="segment")) == rows
-    assert rows_of(decode_segment(encoded, what="segment", metadata=metadata_of(rows))) == rows
-
-
-@given(many=st.lists(segments, max_size=4), has_checksums=st.booleans())
-@example(many=[], has_checksums=True)
-@example(many=[[(0, 0, 0)]], has_checksums=False)
-def test_the_metadata_goes_there_and_back_by_the_bytes_of_protobuf_itself(many, has_checksums):
-    written = tuple(metadata_of(rows) for rows in many)
-    if not has_checksums:
-        written = tuple(replace(metadata, checksum=None) for metadata in written)
-    encoded = encode_metadata(written)
-    if many or has_checksums:
-        assert decode_metadata(encoded, what="snapshot") == written
-    ordered, as_map = OrderedMetadata(), SnapshotMetadata()
-    for rows, metadata in zip(many, written, strict=True):
-        assert (metadata.min_deliver_at_ms, metadata.max_deliver_at_ms) == (rows[0][0], rows[-1][0])
-        held = {(ledger, entry) for ledger, bitmap in metadata.bitmaps.items() for entry in bitmap}
-        assert held == {(ledger, entry) for _, ledger, entry in rows}
-        times = {
-            "max_schedule_timestamp": metadata.max_deliver_at_ms, "min_schedule_timestamp": metadata.min_deliver_at_ms
-        }  # fmt: skip
-        bitmaps = {ledger: metadata.bitmaps[ledger].serialize() for ledger in sorted(metadata.bitmaps)}
-        pairs = [{"key": ledger, "value": portable} for ledger, portable in bitmaps.items()]
-        ordered.metadata_list.add(delayed_index_bit_map=pairs, **times)
-        as_map.metadata_list.add(delayed_index_bit_map=bitmaps, **times)
-    plain = tuple(replace(metadata, checksum=None) for metadata in written)
-    if plain:
-        assert encode_metadata(plain) == ordered.SerializeToString()
-        assert decode_metadata(as_map.SerializeToString(), what="snapshot") == plain
-
-
 def test_the_checksums_are_skipped_by_protobuf():
     read = SnapshotMetadata.FromString(encode_metadata([metadata_of(FIRST), metadata_of(SECOND)]))
     assert [message.min_schedule_timestamp for message in read.metadata_list] == [FIRST[0][0], SECOND[0][0]]
     assert [message.max_schedule_timestamp for message in read.metadata_list] == [FIRST[-1][0], TIME_MAX]
     bitmaps = read.metadata_list[0].delayed_index_bit_map
     assert {ledger: [*BitMap.deserialize(portable)] for ledger, portable in bitmaps.items()} == {3: [7, 8], 5: [0]}
-
-
-def test_bitmaps_without_runs_are_read_and_written_back_as_they_were_and_runs_take_few_bytes():
-    bitmaps = {4: BitMap([1, 2, 3, 4]), 9: BitMap(range(5_000)) - BitMap([17])}
-    message = OrderedMetadata()
-    pairs = [{"key": ledger, "value": bitmap.serialize()} for ledger, bitmap in bitmaps.items()]
-    message.metadata_list.add(delayed_index_bit_map=pairs, max_schedule_timestamp=8, min_schedule_timestamp=8)
-    data = message.SerializeToString()
-    read = decode_metadata(data, what="snapshot")
-    assert read == (SegmentMetadata(bitmaps, 8, 8),)
-    assert encode_metadata(read) == data
-    assert len(encode_metadata([metadata_of([(1_000, 3, entry) for entry in range(5_000)])])) < 60
 
 
 @pytest.mark.parametrize(

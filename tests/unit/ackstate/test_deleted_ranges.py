@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import struct
 from array import array
 
-import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from ackstate import CorruptStateError, DeletedRanges, Position, Run, UnsupportedVersionError
+from ackstate import DeletedRanges, Position
 from ackstate.deleted_ranges import isolated_range_bytes
-from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids
+from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX
 
 P = Position
 
@@ -42,23 +40,6 @@ def test_the_range_around_an_entry_is_closed_at_both_ends():
     ranges = ranges_of((3, 5, 8))
     assert ranges.range_containing(P(3, 6)) == (P(3, 5), P(3, 7))
     assert ranges.range_containing(P(3, 8)) is None
-
-
-@pytest.mark.parametrize(
-    ("lower", "upper", "expected"),
-    [
-        (P(1, 4), P(1, 6), "[(1:4..1:6]]"),
-        (P(1, -1), P(1, 1), "[(1:-1..1:1]]"),
-        (P(1, 4), P(1, 4), "[]"),
-        (P(1, 4), P(2, 1), "[(2:-1..2:1]]"),  # nothing is known of ledger 1, so nothing is filled in there
-        (P(1, 4), P(2, -1), "[]"),
-        (P(1, -1), P(3, 0), "[(3:-1..3:0]]"),  # a ledger between is not touched
-    ],
-)
-def test_open_closed_on_an_empty_set(lower, upper, expected):
-    ranges = DeletedRanges()
-    ranges.add_open_closed(lower, upper)
-    assert str(ranges) == expected
 
 
 def test_open_closed_across_ledgers_fills_up_to_what_is_known():
@@ -118,51 +99,6 @@ def test_a_refused_call_changes_nothing(refused):
     ranges._check()
 
 
-@pytest.mark.parametrize(
-    "acked", [[P(1, -1)], [P(1, 1.5)], [Run(1, 5, 4)], [Run(1, 0, 2.5)], [Run(-1, 0, 2)], ["1:2"], [(1, 2, 3)], P(1, 2)]
-)
-def test_only_positions_and_runs_make_ranges(acked):
-    with pytest.raises((ValueError, TypeError)):
-        DeletedRanges(acked)
-
-
-def test_bytes_that_are_damaged_or_foreign_are_refused():
-    data = ranges_of((1, 5, 8), (7, 0, 70_000)).to_bytes()
-    damaged = [data[:length] for length in range(len(data))]
-    damaged += [
-        data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)
-    ]
-    for each in [*damaged, data + b"\0", data + data]:
-        with pytest.raises((CorruptStateError, UnsupportedVersionError), match="ranges"):
-            DeletedRanges.from_bytes(each)
-
-
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        [(1, b"")],
-        [(1, BitMap().serialize())],
-        [(1, BitMap([1]).serialize() + b"\0")],
-        [(2, BitMap([1]).serialize()), (2, BitMap([3]).serialize())],
-        [(LEDGER_ID_MAX + 1, BitMap([1]).serialize())],
-    ],
-)
-@pytest.mark.parametrize("counted", [-1, 0, 1])
-def test_blocks_that_no_set_has_are_refused(blocks, counted):
-    data = struct.pack("<4sII", b"ACKD", 1, len(blocks) + counted)
-    data += b"".join(struct.pack("<QI", ledger_id, len(bitmap)) + bitmap for ledger_id, bitmap in blocks)
-    with pytest.raises(CorruptStateError, match="ranges"):
-        DeletedRanges.from_bytes(data + struct.pack("<I", google_crc32c.value(data)))
-
-
-def test_ranges_of_another_version_are_unsupported():
-    data = struct.pack("<4sII", b"ACKD", 2, 0)
-    with pytest.raises(UnsupportedVersionError, match="version 2"):  # before the checksum is read
-        DeletedRanges.from_bytes(data + bytes(4))
-    with pytest.raises(UnsupportedVersionError, match="version 2"):
-        DeletedRanges.from_bytes(data + struct.pack("<I", google_crc32c.value(data)))
-
-
 @pytest.mark.parametrize("entry_id", [0, 1, 127, 128, 129, 2**14, 2**21 + 1, 2**28, ENTRY_ID_MAX])
 def test_no_ack_adds_more_than_an_isolated_range(entry_id):
     for others in ([], [entry_id - 1], [entry_id + 1], [entry_id - 1, entry_id + 1]):
@@ -185,29 +121,6 @@ def test_a_range_that_is_cut_takes_what_its_rest_takes(last):
         cut._check()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda entries: array("I", entries),
-        lambda entries: array("q", entries),
-        lambda entries: np.array(entries, np.uint32),
-        lambda entries: np.array(entries, np.int64),
-        lambda entries: np.array(entries, ">u8"),
-        lambda entries: np.array([entries, entries], np.uint64).T[:, 0],
-        lambda entries: memoryview(array("L", entries)),
-        BitMap,
-        set,
-        iter,
-    ],
-)
-@given(entries=st.lists(entry_ids, max_size=12))
-def test_entries_of_any_form_are_the_same(form, entries):
-    ranges, one_by_one = DeletedRanges(), DeletedRanges()
-    assert ranges.add_entries(3, form(entries)) == sum(one_by_one.add(P(3, entry)) for entry in entries)
-    assert ranges == one_by_one
-    ranges._check()
-
-
 @given(first=st.integers(0, 20), end=st.integers(-1, 30), step=st.sampled_from([-7, -2, -1, 1, 2, 5]))
 def test_entries_of_a_range_are_the_same(first, end, step):
     ranges, one_by_one = DeletedRanges(), DeletedRanges()
@@ -216,23 +129,7 @@ def test_entries_of_a_range_are_the_same(first, end, step):
     assert ranges == one_by_one
 
 
-def test_bitmaps_given_away_become_a_range_set():
-    ranges = DeletedRanges.from_bitmaps(
-        [(1, BitMap([0, 1, 7])), (2, BitMap()), (LEDGER_ID_MAX, BitMap([ENTRY_ID_MAX]))]
-    )
-    assert ranges == ranges_of((1, 0, 2), (1, 7, 8), (LEDGER_ID_MAX, ENTRY_ID_MAX, ENTRY_ID_MAX + 1))
-    ranges._check()
-
-
 @pytest.mark.parametrize("ledgers", [(2, 2), (2, 1), (-1,), (LEDGER_ID_MAX + 1,), (1.0,), ("1",)])
 def test_bitmaps_of_ledgers_that_do_not_rise_are_refused(ledgers):
     with pytest.raises((ValueError, TypeError)):
         DeletedRanges.from_bitmaps((ledger, BitMap([1])) for ledger in ledgers)
-
-
-def test_a_set_without_itself_is_empty():
-    ranges = ranges_of((1, 0, 3), (2, 5, 8), (4, 1, 2))
-    assert ranges.update(ranges) == 0
-    assert ranges.difference_update(ranges) == 7
-    assert ranges == DeletedRanges()
-    ranges._check()

@@ -44,13 +44,6 @@ records = st.builds(
     st.dictionaries(st.text(max_size=8), st.integers(-(2**63), 2**63 - 1), max_size=3),
     st.dictionaries(positions, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3), max_size=5).map(batch_of),
 )
-texts = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
-pointers = st.builds(
-    Pointer, st.integers(0, 2**64 - 2), unsigned, unsigned, st.none() | mark_deletes, texts
-) | records.map(
-    lambda record: Pointer(None, record.epoch, 1, record.mark_delete, {}, replace(record, kind=RecordKind.SNAPSHOT))
-)
-
 SAMPLE = Record(
     RecordKind.DELTA,
     epoch=2,
@@ -69,11 +62,6 @@ SAMPLE_STATE = Pointer(None, 2, 9, Position(3, 41), {}, replace(SAMPLE, kind=Rec
 @given(records)
 def test_a_record_goes_there_and_back(record):
     assert native.decode(native.encode(record)) == record
-
-
-@given(pointers)
-def test_a_pointer_goes_there_and_back(pointer):
-    assert native.decode_pointer(native.encode_pointer(pointer)) == pointer
 
 
 @pytest.mark.parametrize(

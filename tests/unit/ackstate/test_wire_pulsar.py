@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,11 +27,9 @@ from ackstate.wire.pulsar import (
     encode_position_info,
     limit_ranges,
 )
-from ackstate.wire.pulsar import cursor_state_pb2 as messages
-from ackstate.wire.pulsar.ranges import RangeRows, encode_range_list
+from ackstate.wire.pulsar.ranges import RangeRows
 from strategies import ENTRY_ID_MAX, LEDGER_ID_MAX, entry_ids, ledger_ids, positions
 
-ROOT = Path(__file__).parents[3]
 CODECS = [compression for compression in Compression if compression is not Compression.NONE]
 RANGES_TAG = 0x1A
 
@@ -61,10 +58,6 @@ properties = st.dictionaries(st.text(max_size=6), st.integers(-(2**63), 2**63 - 
 unknowns = st.sampled_from([b"", bytes.fromhex("4a0161"), bytes.fromhex("5005")])
 mark_deletes = st.builds(Position, ledger_ids, entry_ids | st.just(-1))
 ranges_anywhere = st.lists(st.builds(run_from, ledger_ids, entry_ids, st.integers(1, 40)), max_size=12).map(ranges_of)
-ranges_low = st.lists(
-    st.builds(run_from, ledger_ids, st.integers(0, 300) | st.integers(300_000, 300_200), st.integers(1, 90)), max_size=8
-).map(ranges_of)
-position_infos = st.builds(PositionInfo, mark_deletes, ranges_anywhere, batches, properties, unknowns)
 cursor_infos = st.builds(
     CursorInfo,
     st.integers(-1, LEDGER_ID_MAX),
@@ -90,83 +83,6 @@ def test_a_compressed_cursor_info_goes_there_and_back(info, compression):
     encoded = encode_cursor_info(info, compression=compression, threshold_bytes=0)
     assert (compression is not Compression.NONE) == encoded.startswith(b"\x47\x78")
     assert decode_cursor_info(encoded) == info
-
-
-def message_of(runs):
-    message = messages.PositionInfo(ledger_id=0, entry_id=0)
-    for ledger_id, first, end in runs:
-        interval = message.individual_deleted_messages.add()
-        interval.lower_endpoint.ledger_id = interval.upper_endpoint.ledger_id = ledger_id
-        interval.lower_endpoint.entry_id = first - 1
-        interval.upper_endpoint.entry_id = end - 1
-    return message
-
-
-def assert_written_as_the_runtime_does(ranges):
-    written = b"".join(encode_range_list(ranges, tag=RANGES_TAG))
-    assert bytes.fromhex("08001000") + written == message_of(ranges.runs()).SerializeToString()
-    assert len(written) == ranges.record_bytes
-
-
-@given(ranges=ranges_anywhere)
-def test_a_list_is_written_as_the_runtime_does(ranges):
-    assert_written_as_the_runtime_does(ranges)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "runs",
-    [
-        lambda: ((9, first, first + 1) for first in range(0, 20_000, 2)),
-        lambda: ((ledger, first, first + 3) for ledger in (1, 2, 127, 128, 2**40) for first in range(0, 3_000, 7)),
-        lambda: ((ledger, ledger, ledger + 50) for ledger in range(5_000)),
-        lambda: ((3, first, first + 40) for first in range(100, 9_000_000, 1_300)),
-    ],
-    ids=["one ledger", "few ledgers", "a range each", "wide"],
-)
-def test_a_long_list_is_written_and_read_as_the_runtime_does(runs):
-    ranges = ranges_of(runs())
-    assert_written_as_the_runtime_does(ranges)
-    info = PositionInfo(Position(0, 0), ranges)
-    encoded = encode_position_info(info, form=RangeForm.LIST)
-    assert decode_position_info(encoded) == info
-    rows, end = codec.decode_range_list(encoded, 4, tag=RANGES_TAG)
-    assert end == len(encoded)
-    assert len(rows.lower_ledger) == ranges.range_count
-
-
-@pytest.mark.slow
-@given(position_infos, ranges_low, st.sampled_from(RangeForm))
-def test_a_position_info_goes_there_and_back_and_the_runtime_reads_it(info, deleted, form):
-    assert decode_position_info(encode_position_info(info, form=RangeForm.LIST)) == info
-    with without_the_fast_road():
-        assert decode_position_info(encode_position_info(info, form=RangeForm.LIST)) == info
-    info = replace(info, deleted=deleted)
-    encoded = encode_position_info(info, form=form)
-    assert decode_position_info(encoded) == info
-    message = messages.PositionInfo.FromString(encoded)
-    assert Position(message.ledger_id, message.entry_id) == info.position
-    assert {each.name: each.value for each in message.properties} == info.properties
-    assert [(each.position.entry_id, tuple(each.delete_set)) for each in message.batched_entry_deletion_index_info] == [
-        (position.entry_id, held) for position, held in info.batch.items()
-    ]
-    if form is RangeForm.LIST:
-        assert message.individual_deleted_messages == message_of(deleted.runs()).individual_deleted_messages
-        assert not message.individual_deleted_message_ranges
-    else:
-        assert not message.individual_deleted_messages
-        assert [(each.key, list(each.values)) for each in message.individual_deleted_message_ranges] == [
-            (ledger_id, naive_words(bitmap)) for ledger_id, bitmap in deleted.bitmaps()
-        ]
-
-
-def naive_words(entries):
-    mask = sum(1 << entry for entry in entries)
-    raw = mask.to_bytes(8 * max(2, mask.bit_length() // 64 + 1), "little")
-    found = [int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8)]
-    while len(found) > 2 and not found[-1]:
-        found.pop()
-    return found
 
 
 # Any layout, any order, any overlap: against a plain set
@@ -240,11 +156,6 @@ def without_the_fast_road():
 # By hand
 
 
-def test_the_words_of_a_low_ledger_are_two():
-    info = PositionInfo(Position(3, 0), ranges_of([(3, 2, 3), (3, 5, 6)]))
-    assert encode_position_info(info).hex() == "080310003206080310241000"
-
-
 @pytest.mark.parametrize(
     "form6",
     ["320408031024", "3206080310241000", "320808031024" + "10001000", "320508031201" + "24", "320608031202" + "2400"],
@@ -258,42 +169,6 @@ def test_a_list_outranks_words_and_a_ledger_whose_words_are_all_zero_is_none():
     assert not decode_position_info(bytes.fromhex("08031000" + "320408031000")).deleted
     record = bytes.fromhex("08031000") + written_range("usual", (3, 6), (3, 7)) + bytes.fromhex("3206080310241000")
     assert str(decode_position_info(record).deleted) == "[(3:6..3:7]]"
-
-
-def test_of_what_comes_twice_the_last_counts():
-    twice = bytes.fromhex("0801" + "08031000" + "22050a01701001" + "22050a01701002" + "2a080a0408031008" + "1009")
-    record = twice + bytes.fromhex("2a080a04080310081006")
-    info = decode_position_info(record)
-    assert info.position == Position(3, 0)
-    assert info.properties == {"p": 2}
-    assert dict(info.batch.items()) == {Position(3, 8): (6,)}
-
-
-@pytest.mark.parametrize("idle_since_ms", [0, 1, 1_795_191_315_442, -1, 2**63 - 1, -(2**63)])
-def test_since_when_a_subscription_has_been_idle_is_read_and_written_where_pulsar_5_0_1_has_it(idle_since_ms):
-    number = encode_position_info(PositionInfo(Position(3, 1), idle_since_ms=idle_since_ms))[5:]
-    for encode, decode, tag, info in (
-        (encode_position_info, decode_position_info, "38", PositionInfo(Position(3, 1), properties={"p": 1})),
-        (encode_cursor_info, decode_cursor_info, "48", CursorInfo(4, cursor_properties={"a": "b"}, term=3)),
-    ):
-        before, found = encode(info), decode(encode(info) + bytes.fromhex(tag) + number)
-        assert (decode(before).idle_since_ms, found) == (None, replace(info, idle_since_ms=idle_since_ms))
-        assert decode(encode(found)) == found
-        assert len(encode(found)) == len(before) + 1 + len(number)
-        assert messages.PositionInfo.FromString(b"\x08\x03\x10\x01\x38" + number).idle_since == idle_since_ms
-
-
-@pytest.mark.parametrize("other_type", ["023130", "0000000000000000"])
-def test_a_field_in_the_place_of_the_idle_time_that_is_no_number_is_unknown(other_type):
-    wire_type = 2 if other_type == "023130" else 1
-    for encode, decode, number, info in (
-        (encode_position_info, decode_position_info, 7, PositionInfo(Position(3, 1))),
-        (encode_cursor_info, decode_cursor_info, 9, CursorInfo(4)),
-    ):
-        record = encode(info) + bytes([number << 3 | wire_type]) + bytes.fromhex(other_type)
-        found = decode(record)
-        assert (found.idle_since_ms, replace(found, unknown=b"")) == (None, info)
-        assert encode(found) == record
 
 
 def test_unknown_fields_come_back_behind_all_others():
@@ -371,44 +246,9 @@ def test_each_rule_keeps_what_it_says(rule, form, limit, kept):
         assert str(decode_cursor_info(record).deleted) == kept
 
 
-@pytest.mark.parametrize(("limit", "is_list"), [(2, True), (3, False)])
-def test_words_that_would_be_none_become_a_list(limit, is_list):
-    limits = Limits(range_count_max=limit, rule=LimitRule.PULSAR_5_0)
-    message = messages.PositionInfo.FromString(encode_position_info(PositionInfo(Position(0, 0), ACKED), limits=limits))
-    assert bool(message.individual_deleted_messages) == is_list
-    assert bool(message.individual_deleted_message_ranges) == (not is_list)
-
-
-@given(ranges_low, st.none() | st.integers(0, 40), st.sampled_from(LimitRule), st.sampled_from(RangeForm))
-def test_what_is_kept_is_a_copy_of_lowest_ranges(deleted, limit, rule, form):
-    kept, excluded_count = limit_ranges(deleted, form=form, limits=Limits(range_count_max=limit, rule=rule))
-    assert list(kept.runs()) == list(deleted.runs())[: kept.range_count]
-    assert excluded_count == len(deleted) - len(kept)
-    if limit is not None and rule is LimitRule.EXACT:
-        assert kept.range_count == min(limit, deleted.range_count)
-    before = deleted.copy()
-    kept.add_run(0, 0, 1_000)
-    assert deleted == before
-
-
-def test_batch_indexes_are_limited_from_below():
-    batch = batch_of({Position(3, entry): [7] for entry in (9, 2, 5)})
-    encoded = encode_position_info(PositionInfo(Position(3, 0), batch=batch), limits=Limits(batch_index_count_max=2))
-    assert [position.entry_id for position, _ in decode_position_info(encoded).batch.items()] == [2, 5]
-
-
 # Compression
 
 MANY = CursorInfo(-1, Position(3, 0), ranges_of((3, first, first + 1) for first in range(2, 4_000, 2)))
-
-
-@pytest.mark.parametrize("compression", CODECS)
-def test_a_record_is_compressed_above_the_threshold_only(compression):
-    plain = encode_cursor_info(MANY)
-    assert encode_cursor_info(MANY, compression=compression, threshold_bytes=len(plain)) == plain
-    packed = encode_cursor_info(MANY, compression=compression, threshold_bytes=len(plain) - 1)
-    assert len(packed) < 0.6 * len(plain)
-    assert decode_cursor_info(packed) == MANY
 
 
 @pytest.mark.parametrize("having", [{"properties": {"p": 1}}, {"cursor_properties": {"p": "q"}}])

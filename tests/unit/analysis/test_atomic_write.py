@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ackstate.analysis.atomic_write import open_lock, write_atomically
+from ackstate.analysis.atomic_write import write_atomically
 
 
 @pytest.fixture
@@ -23,16 +23,3 @@ def test_a_link_is_replaced_and_its_target_left_alone(tmp_path, victim, name, li
     assert (tmp_path / "report.html").read_text() == "new"
     assert not (tmp_path / "report.html").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "victim"]
-
-
-def test_a_pipe_that_an_earlier_run_might_wait_for_is_replaced(tmp_path):
-    os.mkfifo(tmp_path / ".totals.json.unfinished")
-    write_atomically(tmp_path / "totals.json", "{}")
-    assert (tmp_path / "totals.json").read_text() == "{}"
-
-
-def test_a_lock_that_is_a_link_is_refused(tmp_path, victim):
-    (tmp_path / ".lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        open_lock(tmp_path / ".lock")
-    assert victim.read_text() == "keep me"

@@ -12,11 +12,6 @@ import pytest
 from ackstate.analysis.location import LocationError, location, spark_url
 
 
-@pytest.mark.parametrize("text", ["trace", "/x/a b", "a:b", "s3a:/bucket/x", "./s3a", "~", "//x", "file:/x", "-"])
-def test_a_text_that_begins_with_no_scheme_is_a_local_path(text):
-    assert location(text) == Path(text)
-
-
 @pytest.mark.parametrize("text", ["file:///tmp/a%20b", "file://localhost/tmp/a%20b", "FILE:///tmp/a%20b"])
 def test_a_file_url_is_a_local_path_with_nothing_decoded(text):
     assert location(text) == Path("/tmp/a%20b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from contextlib import AsyncExitStack
 from itertools import pairwise
@@ -25,7 +24,7 @@ from ackstate import (
 from ackstate.aio import AsyncTopics
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic import MessageLog, SubscriptionRequest
+from ackstate.topic import MessageLog
 from ackstate.topic.topic import Topic
 
 KINDS = pytest.mark.parametrize("kind", SubscriptionType)
@@ -195,16 +194,6 @@ def test_without_a_loop_an_awaitable_is_refused_and_the_message_stays():
     assert subscription.next_wake_ms == 1_000
 
 
-def test_subscriptions_that_are_opened_together_publish_dead_letters_too():
-    topics = Topics(MemoryStore(), settings=to_topic())
-    topics.open_all(["orders"], now_ms=0)
-    subscription = topics.subscribe_all({"orders": [SubscriptionRequest("s")]}, now_ms=0)["orders", "s"]
-    topics["orders"].publish([Message(b"x")], now_ms=0)
-    given_back(subscription)
-    subscription.dispatch("ann", 1, now_ms=0)
-    assert len(letters(topics)) == 1
-
-
 # In asyncio
 
 
@@ -342,51 +331,6 @@ async def test_a_hand_over_that_fails_is_tried_again_in_a_second(caplog):
         await until_acked(*await broker.given_back())
     assert [later - earlier >= 990 for earlier, later in pairwise(tried_ms)] == [True, True]
     assert caplog.text.count("the topic of dead letters is away") == 2
-
-
-async def test_a_seek_during_a_hand_over_brings_the_message_again():
-    async def hand_over(_):
-        begun.set()
-        await may_end.wait()
-
-    begun, may_end = asyncio.Event(), asyncio.Event()
-    async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
-        subscription, (position,), sending = await broker.given_back()
-        await begun.wait()
-        await subscription.seek(position)
-        ((_, (delivery,)),) = (await sending).deliveries
-        assert (delivery.position, delivery.redelivery_count) == (position, 0)
-        may_end.set()
-        await asyncio.sleep(0.02)
-        assert not subscription.subscription.cursor.is_acked(position)
-
-
-@pytest.mark.parametrize("is_published", [False, True])
-async def test_the_end_waits_for_letters_that_are_being_published_and_for_no_others(monkeypatch, is_published):
-    async def hand_over(_):
-        begun.set()
-        await asyncio.sleep(3_600)
-
-    store, begun = MemoryStore(), threading.Event()
-    append_many = type(store.ledgers)._append_many
-
-    def slow(*arguments):
-        begun.set()
-        time.sleep(0.05)
-        return append_many(*arguments)
-
-    policy = DeadLetterPolicy(0, topic="dead") if is_published else DeadLetterPolicy(0, hand_over)
-    async with Broker(policy, store=store) as broker:
-        await broker.topics.open("dead")
-        _, _, sending = await broker.given_back()
-        if is_published:
-            monkeypatch.setattr(type(store.ledgers), "_append_many", slow)
-        await asyncio.to_thread(begun.wait, 10)
-    assert sending.exception() is not None
-    async with Broker(None, store=MemoryStore(store.disk)) as broker:
-        subscription = await (await broker.topics.open("orders")).subscribe("s")
-        left = subscription.subscription.cursor.backlog, len(await broker.letters())
-    assert left == ((0, 1) if is_published else (1, 0))
 
 
 async def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():

@@ -13,7 +13,7 @@ from ackstate.delay import (
     SnapshotStorage,
     TopicDelayIndex,
 )
-from ackstate.message import NO_DELAY, encode_message
+from ackstate.message import encode_message
 from ackstate.topic import MessageLog
 
 DUE_MS = 5_000
@@ -103,27 +103,6 @@ def test_after_a_restart_the_index_is_rebuilt_by_one_read_of_each_message(monkey
 
 @every_kind
 @every_index
-def test_subscriptions_in_threads_rebuild_the_index_by_one_read_of_each_message(monkeypatch, make_index, kind):
-    before = CountedTopic(monkeypatch, make_index, kind, count=0)
-    positions = before.publish(*[DUE_MS] * 500)
-    topic = CountedTopic(monkeypatch, make_index, kind, count=8, disk=before.store.disk)
-    topic.subscribe()
-    all_there = threading.Barrier(8, timeout=60)
-
-    def work(subscription):
-        all_there.wait()
-        assert subscription.dispatch("a", 5, now_ms=0) == []
-
-    threads = [threading.Thread(target=work, args=(each,)) for each in topic.subscriptions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert topic.reads == dict.fromkeys(positions, 1)
-
-
-@every_kind
-@every_index
 def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, kind):
     topic = CountedTopic(monkeypatch, make_index, kind, count=3)
     topic.subscribe()
@@ -133,24 +112,6 @@ def test_what_is_acked_before_it_is_due_is_never_read(monkeypatch, make_index, k
         each.ack(position, now_ms=1)
     assert topic.dispatch(now_ms=DUE_MS) == [[]] * 3
     assert topic.reads[position] == 0
-
-
-@every_index
-def test_a_subscription_that_seeks_back_learns_what_all_had_acked_and_no_message_comes_early(monkeypatch, make_index):
-    topic = CountedTopic(monkeypatch, make_index, SubscriptionType.SHARED, count=2)
-    topic.subscribe()
-    topic.log._entries_per_ledger_max = topic.log._room = 2
-    positions = [*topic.publish(DUE_MS, DUE_MS), *topic.publish(DUE_MS, NO_DELAY)]
-    topic.dispatch(now_ms=0)
-    for each in topic.subscriptions:
-        each.ack_cumulative(positions[3], now_ms=1)
-        each.cursor.persist(now_ms=1)
-    topic.reads.clear()
-    for each in topic.subscriptions:
-        each.seek(positions[0], now_ms=2)
-    assert topic.dispatch(now_ms=3) == [[positions[3]]] * 2
-    assert all(topic.reads[position] <= 1 for position in positions[:3])
-    assert topic.dispatch(now_ms=DUE_MS + 10) == [positions[:3]] * 2
 
 
 def test_a_message_of_an_append_whose_outcome_was_unknown_is_offered_by_its_first_reader(monkeypatch):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import CursorConfig, Message, StoreError, Subscription
+from ackstate import CursorConfig, StoreError
 from ackstate.dispatch.explain import HoleReason
-from ackstate.limits import BrokerLimit, DispatchGate, GateLimits, Rule
+from ackstate.limits import Rule
 from topics import NumberedTopic
 
 FAILING = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
-NO_BYTES = GateLimits(max_unpersisted_ack_record_bytes=0)
 
 
 def reports(topic, top=10, *, now_ms=10):
@@ -86,42 +85,6 @@ def test_a_due_message_that_was_not_sent_yet_is_delayed_no_more():
     assert (hole.why, hole.deliver_at_ms) == (HoleReason.NEVER_DELIVERED, None)
 
 
-def test_a_hole_whose_ledger_is_gone_is_lost_unless_somebody_has_it():
-    topic = NumberedTopic()
-    topic.publish(50)
-    topic.publish(4)
-    topic.dispatch("a", 54)
-    topic.ack(*range(1, 50), 51)
-    topic.nack(50)
-    first_ledger, second_ledger = topic.positions[0].ledger_id, topic.positions[50].ledger_id
-    assert first_ledger != second_ledger
-    topic.log.store.ledgers.delete(second_ledger)
-    topic.log.store.ledgers.delete(first_ledger)
-    found = by_first(topic)
-    assert (found[0].why, found[0].age_ms) == (HoleReason.IN_FLIGHT, None)
-    assert (found[50].why, found[50].detail, found[50].age_ms) == (HoleReason.DATA_LOST, "data lost", None)
-    # Acking it is an operator's remedy, and works.
-    topic.ack(0, 50)
-    assert topic.subscription.explain_holes() == []
-    assert topic.cursor.mark_delete_position == topic.positions[51]
-
-
-def test_ages_are_those_of_the_first_message_and_deliveries_those_of_the_most_delivered():
-    topic = NumberedTopic()
-    for now_ms in (100, 250, 400, 900):
-        topic.positions += topic.log.publish([Message(b"", publish_time_ms=now_ms)])
-    for _ in range(3):
-        topic.dispatch("a", 4, now_ms=1_000)
-        topic.nack(1)
-    topic.dispatch("a", 4, now_ms=1_000)
-    topic.ack(3, now_ms=1_000)
-    ((first, last, hole),) = reports(topic, now_ms=1_500)
-    assert (first, last, hole.age_ms, hole.delivery_count) == (0, 2, 1_400, 4)
-    # Without a time it is that of the latest call; and no message is younger than now.
-    assert topic.subscription.explain_holes()[0].age_ms == 900
-    assert topic.subscription.explain_holes(now_ms=50)[0].age_ms == 0
-
-
 def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many():
     topic = NumberedTopic()
     topic.publish(300)
@@ -151,22 +114,6 @@ def test_what_holds_back_the_mark_delete_first_then_the_costliest_then_the_lowes
     found = [(first, last, hole.cost_bytes) for first, last, hole in reports(staircase())]
     # 15: the range from 15 to 129 ends with a two-byte number. 0 to 2: the mark-delete position moves over 3 and 4.
     assert found == [(0, 2, 14), (130, 131, 16), (5, 5, 14), (9, 14, 14), (207, 207, 14), (200, 200, 0)]
-
-
-@pytest.mark.parametrize("rank", range(6))
-def test_acking_a_hole_frees_what_it_said(rank):
-    topic = staircase()
-    first, last, hole = reports(topic)[rank]
-    before = topic.cursor.stats()
-    backlog_below = topic.log.ledgers.count_between(topic.cursor.mark_delete_position, topic.positions[-1])
-    topic.ack(*range(first, last + 1))
-    after = topic.cursor.stats()
-    assert before.record_bytes - after.record_bytes == hole.freed_bytes
-    assert before.range_count - after.range_count == hole.freed_ranges
-    left = topic.log.ledgers.count_between(topic.cursor.mark_delete_position, topic.positions[-1])
-    assert backlog_below - left == hole.mark_delete_advance
-    assert hole.cost_bytes == max(0, hole.freed_bytes)
-    assert first not in by_first(topic)
 
 
 # Why the gate is shut.
@@ -251,27 +198,6 @@ def test_the_message_rule_says_who_holds_them():
         "max_unacked_messages (maxUnackedMessagesPerSubscription) is 10, and 10 are used; at 4 it opens. "
         "Unacked: 'b' has 6, 'a' has 3."
     )
-
-
-def test_the_rule_of_the_broker_counts_what_other_subscriptions_have():
-    broker = BrokerLimit(max_unacked_messages=10)
-    topics = [NumberedTopic(), NumberedTopic()]
-    for topic in topics:
-        topic.gate = DispatchGate(NO_BYTES, broker=broker)
-        topic.cursor.remove_listener(topic.subscription._listener)
-        topic.subscription = Subscription(topic.log, topic.cursor, gate=topic.gate)
-        topic.publish(30)
-    one, other = topics
-    assert len(one.dispatch("a", 8, now_ms=1)) == 8
-    assert other.dispatch("b", 5, now_ms=2) == [0, 1]
-    assert one.dispatch("a", 5, now_ms=3) == []
-    (reason,) = one.subscription.why_blocked()
-    assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
-        Rule.BROKER_UNACKED_MESSAGES, 10, 10, 4, 3,
-    )  # fmt: skip
-    assert reason.holders == (("a", 8),)
-    one.ack(*range(8))
-    assert one.subscription.why_blocked() == other.subscription.why_blocked() == ()
 
 
 # A mistake in a call.

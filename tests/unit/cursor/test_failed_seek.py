@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
@@ -43,25 +41,6 @@ def seek_in_vain(cursor, store, position, outcome):
     store.forget_faults()
 
 
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_the_gauge_counts_all_that_may_come_back(store, log, config, outcome):
-    cursor = open_cursor(store, log, config)
-    cursor.mark_delete(P(3, 4), now_ms=0)
-    cursor.ack_many([P(3, 7), P(5, 1)], now_ms=0)
-    cursor.persist(now_ms=0)
-    cursor.mark_delete(P(3, 5), now_ms=0)
-    seek_in_vain(cursor, store, P(3, 2), outcome)
-    # 3:2 to 3:5, 3:7 and 5:1; in the first state, a range of its own would take nothing.
-    assert (cursor.redelivery_if_crashed, cursor.persisted_mark_delete_position) == (6, P(3, 1))
-    assert cursor.view.unpersisted_record_bytes == cursor.stats().record_bytes
-    cursor.ack(P(3, 8), now_ms=1)
-    assert cursor.redelivery_if_crashed == 7
-    cursor._check()
-    crashed = recovered(store, log, config)
-    back = [p for p in (*(P(3, n) for n in range(10)), P(5, 1)) if cursor.is_acked(p) and not crashed.is_acked(p)]
-    assert len(back) == (7 if outcome is FaultKind.FAIL_AFTER else 2)
-
-
 def test_of_two_that_failed_the_one_counts_that_leaves_more_bytes(store, config):
     """That is the upper one here: the begin of a range takes a byte more, and the limit is one of bytes."""
     log = LedgerMap.from_counts({3: 300})
@@ -89,50 +68,3 @@ def test_nor_does_a_receipt_count_after_a_persist_that_fails_too(store, log, con
     with pytest.raises(StoreError):
         cursor.persist(now_ms=2)
     assert (cursor.durable(receipt), cursor.redelivery_if_crashed) == (False, 3)
-
-
-def test_an_ack_that_changes_nothing_is_no_more_durable_than_what_it_found(store, log, config):
-    cursor = open_cursor(store, log, config)
-    cursor.mark_delete(P(3, 4), now_ms=0)
-    cursor.persist(now_ms=0)
-    restarted = MemoryStore(store.disk)
-    cursor = open_cursor(restarted, log, config)
-    assert cursor.durable(again := cursor.ack(P(3, 4), now_ms=0))
-    seek_in_vain(cursor, restarted, P(3, 2), FaultKind.FAIL_AFTER)
-    assert not any(map(cursor.durable, [again, cursor.ack(P(3, 4), now_ms=1)]))
-    assert cursor.redelivery_if_crashed == 3
-    cursor.persist(now_ms=2)
-    assert cursor.durable(again)
-
-
-def test_the_next_persist_waits_for_the_rate_limit_alone(store, log, config):
-    config = replace(config, mark_delete_rate_limit=1, flush_interval_ms=60_000)
-    cursor = open_cursor(store, log, config)
-    cursor.ack(P(3, 2), now_ms=0)
-    assert cursor.tick(now_ms=2_000)
-    seek_in_vain(cursor, store, P(3, 2), FaultKind.FAIL_BEFORE)
-    assert cursor.view.is_persist_due(now_ms=4_000)
-
-
-@pytest.fixture
-def parted(store, log, config):
-    """Where a seek began that may have happened, a range is parted: it is one range if it has not."""
-    cursor = open_cursor(store, log, config)
-    cursor.ack_many([P(5, 1), P(5, 3)], now_ms=0)
-    cursor.persist(now_ms=0)
-    cursor.ack_many([P(3, 5), P(3, 8)], now_ms=1)
-    seek_in_vain(cursor, store, P(3, 6), FaultKind.FAIL_AFTER)
-    return cursor
-
-
-def test_the_next_ack_adds_no_more_than_is_said(parted):
-    before, said = parted.view.unpersisted_record_bytes, parted.view.unpersisted_bytes_added(P(3, 6))
-    parted.ack(P(3, 6), now_ms=2)
-    assert 0 < parted.view.unpersisted_record_bytes - before <= said
-
-
-def test_a_hole_that_is_filled_frees_no_less_than_is_said(parted):
-    before, hole = parted.view.unpersisted_record_bytes, parted.view.hole_at(P(3, 6))
-    said = parted.view.unpersisted_bytes_freed(hole)
-    parted.ack_entries(hole.ledger_id, range(hole.first, hole.end), now_ms=2)
-    assert said <= before - parted.view.unpersisted_record_bytes

@@ -92,18 +92,6 @@ def test_the_limit_of_the_metadata_store_cuts_until_the_ledger_is_back(store, lo
     assert not cursor.view.is_persist_due(now_ms=3)
 
 
-def test_batches_beyond_their_limit_are_no_reason_to_try_the_ledger_again(store, log):
-    """The limit is that of either store: the ledger would hold no more of them."""
-    cursor = open_cursor(store, log, format=Format.PULSAR, batch_count_max=1)
-    for entry_id in (5, 7):
-        cursor.ack_batch(P(3, entry_id), [1], now_ms=1)
-    store.break_ledgers()
-    assert cursor.persist(now_ms=1).batches_cut == 1
-    store.mend_ledgers()
-    assert not cursor.view.is_persist_due(now_ms=5 * SECOND_MS)
-    assert cursor.persist(now_ms=5 * SECOND_MS).route is PersistTarget.NOTHING
-
-
 @pytest.mark.parametrize("form", Format)
 def test_what_a_ledger_has_made_durable_is_not_given_up(store, log, form):
     cursor = open_cursor(store, log, format=form, metadata_range_count_max=1)
@@ -128,19 +116,6 @@ def test_what_a_ledger_has_made_durable_is_not_given_up(store, log, form):
     store.mend_ledgers()
     assert cursor.persist(now_ms=2 * SECOND_MS).messages_covered == 1
     assert cursor.durable(receipt)
-
-
-def test_with_a_limit_as_much_goes_to_the_metadata_store_as_it_may_be_given(store, log):
-    cursor = open_cursor(store, log, metadata_bytes_max=500, metadata_range_count_max=4_000)
-    cursor.ack_entries(3, range(1, 5_000, 2), now_ms=1)
-    store.break_ledgers()
-    result = cursor.persist(now_ms=1)
-    assert result.route is PersistTarget.METADATA
-    assert 0 < result.bytes_written <= 500
-    assert 0 < result.messages_covered == 2_500 - cursor.redelivery_if_crashed
-    assert result.messages_cut == cursor.stats().redelivery_cut == cursor.redelivery_if_crashed
-    crashed = open_cursor(MemoryStore(store.disk), log)
-    assert len(crashed.deleted) == result.messages_covered
 
 
 def test_the_ledger_is_tried_again_at_once_and_then_ever_later(store, log):

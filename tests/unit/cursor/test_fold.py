@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ackstate.cursor.formats
-from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position, UnsupportedVersionError
+from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position
 from ackstate.cursor.formats import fold
 from ackstate.wire import native
-from ackstate.wire.native import JournalOffset, Record, RecordKind, decode_deltas
+from ackstate.wire.native import Record, RecordKind
 from strategies import LEDGER_ID_MAX, positions
 
 EPOCH = 3
@@ -135,14 +135,6 @@ def test_every_shape_of_delta():
     assert (mark_delete, properties) == (Position(3, 4), {})
 
 
-def test_deltas_of_every_shape_are_read_at_once():
-    """Else recovery is slow, and no other test would say so."""
-    snapshot, *entries = journal_of(STORY)
-    deltas = decode_deltas(entries, JournalOffset(EPOCH, 1, native.checksum(snapshot), Position(3, 0)))
-    assert deltas is not None
-    assert len(deltas.others) == 9
-
-
 def outcome(entries, *, bulk_count_min, discard_damaged=False):
     try:
         return folded(entries, bulk_count_min=bulk_count_min, discard_damaged=discard_damaged)
@@ -255,17 +247,6 @@ def test_a_mark_delete_that_goes_back_is_refused():
     kind, message = outcome_of_both(journal_of(backward()))
     assert issubclass(kind, CorruptStateError)
     assert "expected a mark-delete of at least 3:6, found 3:5" in message
-
-
-def test_a_record_of_another_version_is_refused_even_where_damage_would_be_discarded():
-    entries = journal_of(STORY)
-    for number in (2, len(entries) - 1):
-        other = entries[number][:4] + b"\1" + entries[number][5:]
-        kind, message = outcome_of_both(
-            rechained([*entries[:number], other, *entries[number + 1 :]]), discard_damaged=True
-        )
-        assert issubclass(kind, UnsupportedVersionError)
-        assert "native record has version 1; this release reads version 2" in message
 
 
 def test_more_ledgers_than_deltas_of_one_ledger():

@@ -126,17 +126,6 @@ def test_a_repair_that_crashes_or_fails_keeps_the_properties_of_the_record(form)
             assert cursor.mark_delete_position == P(10, 49)
 
 
-@FORMATS
-def test_a_journal_that_is_gone_takes_properties_that_none_can_name(form):
-    store = MemoryStore()
-    marked(store, form)
-    store.disk.ledgers.clear()
-    outcomes, cursors = repaired(store, form)
-    assert list(outcomes) == [SNAPSHOT, ANEW]
-    assert all(outcome.has_unknown_properties for outcome in outcomes.values())
-    assert all(cursor.cursor_properties == {"owner": "billing"} for cursor in cursors.values())
-
-
 def test_a_journal_that_is_damaged_in_its_middle_gives_up_the_later_properties():
     store = MemoryStore()
     marked(store, Format.NATIVE)
@@ -149,18 +138,6 @@ def test_a_journal_that_is_damaged_in_its_middle_gives_up_the_later_properties()
     assert [outcome.properties_given_up for outcome in outcomes.values()] == [{"horizon": 4}] * 3
     assert [outcome.acks_given_up_min for outcome in outcomes.values()] == [1, 4, 4]
     assert not any(outcome.has_unknown_properties for outcome in outcomes.values())
-
-
-def test_a_journal_of_whole_states_gives_up_those_of_its_unreadable_end():
-    store = MemoryStore()
-    marked(store, Format.PULSAR)
-    entries = entries_of(store)
-    entries[-2:] = [b"\xff", b"\xff"]
-    outcomes, cursors = repaired(store, Format.PULSAR)
-    assert properties_of(cursors) == {DISCARD: {"horizon": 2}, SNAPSHOT: {}, ANEW: {}}
-    assert outcomes[DISCARD].properties_given_up == {}
-    assert outcomes[SNAPSHOT].properties_given_up == outcomes[ANEW].properties_given_up == {"horizon": 2}
-    assert all(outcome.has_unknown_properties for outcome in outcomes.values())
 
 
 @FORMATS

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Message, Position, Repair
+from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Message, Repair
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.inspect import Status, find_cursors, inspect_cursor, inspect_store
-from ackstate.stores.base import ABSENT, Versioned
+from ackstate.stores.base import Versioned
 from ackstate.topic import MessageLog
 from ackstate.topic.log import log_path
 from ackstate.wire import native
@@ -114,44 +114,6 @@ CASES = [(Format.NATIVE, damage) for damage in DAMAGES] + [
 # --- sound stores
 
 
-@pytest.mark.parametrize("form", Format)
-def test_a_sound_cursor_is_shown_as_it_is(form):
-    planted = DamagedStore(form)
-    found = planted.inspect()
-    cursor = planted.open()
-    assert found.status is Status.OK
-    assert (found.content.mark_delete, found.content.deleted) == (cursor.mark_delete_position, cursor.deleted)
-    assert found.records_replayed == cursor.recovery_report.records_replayed
-    assert found.log_end == planted.log.last_confirmed
-    assert found.record.format is form
-    assert found.record.format_version == (native.POINTER_VERSION if form is Format.NATIVE else None)
-    assert found.record.cursor_ledger_id == planted.journal_id
-    kinds = ["SNAPSHOT"] + ["DELTA"] * ROUNDS if form is Format.NATIVE else ["STATE"] * len(planted.entries)
-    counts = [0] + [2] * ROUNDS if form is Format.NATIVE else range(0, 2 * ROUNDS + 1, 2)[-len(planted.entries) :]
-    offset = 0
-    for record, kind, count, entry in zip(found.records, kinds, counts, planted.entries, strict=True):
-        assert (record.kind, record.offset, record.size_bytes) == (kind, offset, len(entry))
-        assert (record.entry_count, record.range_count) == (count, count)
-        offset += len(entry)
-
-
-def test_a_state_in_the_metadata_record_needs_no_journal():
-    planted = DamagedStore(Format.PULSAR)
-    planted.open().close(now_ms=0)
-    found = planted.inspect()
-    assert (found.status, found.record.cursor_ledger_id, found.records) == (Status.OK, None, ())
-    assert len(found.content.deleted) == 2 * ROUNDS
-
-
-def test_what_is_no_cursor_is_passed_by():
-    store = MemoryStore()
-    store.metadata.put("/managed-ledgers/topic", b"of the topic", expected_version=ABSENT)
-    store.metadata.put("/managed-ledgers/a/b/c", b"deeper", expected_version=ABSENT)
-    store.ledgers.create("cursor of another owner")
-    store.ledgers.create("cursor /managed-ledgers/a")
-    assert find_cursors(store) == []
-
-
 # --- notes
 
 
@@ -231,20 +193,6 @@ def test_the_repair_that_keeps_more_comes_first_and_says_so():
     assert [outcome.acks_given_up_min for outcome in others] == [len(known)] * 2
 
 
-@pytest.mark.parametrize("has_log", [True, False])
-def test_acks_below_a_lost_mark_delete_position_are_counted(has_log):
-    planted = DamagedStore(has_log=has_log)
-    planted.cursor.mark_delete(Position(planted.log.current_ledger_id, 30), now_ms=0)
-    planted.cursor.persist(now_ms=0)
-    damage_middle(planted)
-    first, *_, last = planted.inspect().problems[0].repairs
-    # Entries 0 to 30 and the acks above; the records before the damage keep four of them. Without the log,
-    # neither the number of entries in the ledgers before nor their begin is known.
-    known = 31 + 2 * 3
-    assert (first.acks_given_up_min, last.acks_given_up_min) == (known - 4, known)
-    assert last.mark_delete == (planted.log.first_position if has_log else None)
-
-
 def test_a_state_beyond_the_end_of_the_log_is_a_problem_that_no_repair_helps():
     planted = DamagedStore()
     entries = planted.disk.ledgers[planted.log.current_ledger_id].entries
@@ -289,26 +237,6 @@ def test_a_log_that_grew_since_it_was_read_is_read_again():
     (name,) = find_cursors(MemoryStore(planted.disk))
     before = LedgerMap.from_counts({planted.log.current_ledger_id: 10})
     assert inspect_cursor(MemoryStore(planted.disk), name, read_log=lambda topic: before).status is Status.OK
-
-
-def test_a_ledger_that_was_begun_since_the_cursors_were_listed_is_its_own():
-    planted = DamagedStore()
-    (name,) = find_cursors(MemoryStore(planted.disk))
-    assert inspect_cursor(Behind(MemoryStore(planted.disk)), name).status is Status.OK
-
-
-class Behind:
-    """A store whose owner makes the cursor's ledger just after it was asked for it."""
-
-    def __init__(self, store):
-        self.metadata, self.ledgers, self._owned_by = store.metadata, self, store.ledgers.owned_by
-        self.read, self.last = store.ledgers.read, store.ledgers.last
-        self._asked = set()
-
-    def owned_by(self, owner):
-        asked = owner in self._asked
-        self._asked.add(owner)
-        return self._owned_by(owner) if asked else []
 
 
 # --- any damage

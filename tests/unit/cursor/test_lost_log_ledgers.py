@@ -19,9 +19,6 @@ from ackstate import (
 )
 from ackstate import inspect as inspection
 from ackstate.dispatch import SubscriptionOptions
-from ackstate.errors import InvalidPositionError
-from ackstate.wire import pulsar
-from ackstate.wire.pulsar import CursorInfo
 
 COUNTS = {1: 20, 2: 20, 4: 20, 7: 20}
 LOSSES = {
@@ -84,32 +81,6 @@ def test_acks_over_a_lost_ledger_are_counted_written_and_only_then_durable(form,
     assert cursor.backlog == len(unacked) - len(mine)
 
 
-@pytest.mark.parametrize("form", Format)
-def test_acks_of_a_ledger_that_was_trimmed_are_not_counted(form):
-    ledgers = LedgerMap.from_counts(COUNTS)
-    config = CursorConfig(format=form, become_old_ack_record_seconds=10)
-    cursor = ManagedCursor.open(
-        MemoryStore(), topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0
-    )  # fmt: skip
-    cursor.ack_entries(1, range(3, 9), now_ms=1)
-    cursor.ack_entries(2, range(3, 5), now_ms=1)
-    cursor.persist(now_ms=2)
-    before = cursor.stats()
-    assert (before.redelivery_if_crashed, before.redelivery_young) == (8, 8)
-    ledgers.trim(2)
-    after = cursor.stats()
-    assert (after.redelivery_if_crashed, after.redelivery_young, after.redelivery_unwritten) == (2, 2, 0)
-    cursor.mark_delete(Position(2, 2), now_ms=3)
-    assert cursor.mark_delete_position == (2, 4)
-    assert cursor.redelivery_if_crashed == 5
-    ledgers.trim(4)
-    assert cursor.redelivery_if_crashed == cursor.stats().redelivery_unwritten == 0
-    cursor.ack(Position(7, 1), now_ms=4)
-    assert cursor.redelivery_if_crashed == 1
-    cursor.close(now_ms=5)
-    assert cursor.redelivery_if_crashed == 0
-
-
 def damage(disk, ledger_id, kind):
     if kind == "gone":
         del disk.ledgers[ledger_id]
@@ -159,49 +130,3 @@ def test_a_repair_gives_up_no_ack_of_an_entry_that_the_log_has_lost():
         log = LedgerMap.from_counts(counts)
         found = inspection.inspect_cursor(store, name, read_log=lambda _, log=log: log)
         assert [each.acks_given_up_min for each in found.problems[0].repairs] == [given_up] * 2
-
-
-@pytest.mark.parametrize("counts", [{0: 0}, {1: 0}, {1: 5}, {1: 5, 2: 0}, {1: 5, 2: 3, 4: 0}])
-@pytest.mark.parametrize("mark_delete", [(9, -1), (9, 0), (9, 7), (2**62, -1), (2**62, 3)])
-def test_a_native_mark_delete_beyond_the_log_is_refused_in_every_spelling(counts, mark_delete):
-    store = MemoryStore()
-    record = pulsar.encode_cursor_info(CursorInfo(-1, Position(*mark_delete)))
-    store.metadata.put("/managed-ledgers/t/s", record, expected_version=-1)
-    ledgers = LedgerMap.from_counts(counts)
-    with pytest.raises(InvalidPositionError, match=rf"reaches {mark_delete[0]}:.*log ends at {ledgers.last_confirmed}"):
-        ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, now_ms=0)
-    assert store.metadata.get("/managed-ledgers/t/s").data == record
-
-
-@pytest.mark.parametrize("form", Format)
-@pytest.mark.parametrize("counts", [{3: 10}, {3: 10, 9: 0}, {3: 10, 9: 5}])
-def test_an_ack_beyond_the_log_is_refused_and_the_owner_before_goes_on(form, counts):
-    store, config = MemoryStore(), CursorConfig(format=form)
-
-    def opened(counts):
-        ledgers = LedgerMap.from_counts(counts)
-        return ManagedCursor.open(store, topic="t", subscription="s", ledgers=ledgers, config=config, now_ms=0)
-
-    cursor = opened({3: 10, 9: 10})
-    cursor.ack(Position(9, 8), now_ms=1)
-    cursor.persist(now_ms=1)
-    with pytest.raises(InvalidPositionError, match="reaches 9:8"):
-        opened(counts)
-    receipt = cursor.ack(Position(9, 6), now_ms=2)
-    cursor.persist(now_ms=2)
-    assert cursor.durable(receipt)
-
-
-@pytest.mark.parametrize("form", Format)
-@pytest.mark.parametrize("counts", [{3: 5, 9: 0}, {3: 5, 11: 0}, {3: 5, 9: 4}, {11: 0}])
-def test_the_position_before_a_ledger_that_the_log_has_or_has_passed_is_no_state_beyond_it(form, counts):
-    store = MemoryStore()
-    store.metadata.put(
-        "/managed-ledgers/t/s", pulsar.encode_cursor_info(CursorInfo(-1, Position(9, -1))), expected_version=-1
-    )
-    ledgers = LedgerMap.from_counts(counts)
-    cursor = ManagedCursor.open(
-        store, topic="t", subscription="s", ledgers=ledgers, config=CursorConfig(format=form), now_ms=0
-    )
-    ledgers.append(3)
-    assert len(cursor.reader.read(10)) == cursor.backlog == 3 + (counts.get(9) or 0)

@@ -17,7 +17,7 @@ from ackstate import (
     StoreError,
 )
 from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
-from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.cursor.journal import cursor_path
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire import native
 
@@ -107,16 +107,6 @@ def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
     assert (cursor.mark_delete_position, cursor.backlog) == (P(8, 2), 1)
     cursor.ack(P(11, 0), now_ms=1)
     assert (cursor.mark_delete_position, cursor.backlog) == (P(11, 0), 0)
-
-
-def test_leftover_ledgers_are_deleted_though_one_of_them_cannot_be(store, log):
-    owner = cursor_owner(cursor_path("orders", "billing"))
-    open_cursor(store, log)
-    leftovers = [store.ledgers.create(owner) for _ in range(3)]
-    # To open takes the record over and fences the journal first.
-    store.inject(Fault(store.mutation_count + 2, FaultKind.FAIL_BEFORE))
-    open_cursor(store, log)
-    assert set(store.ledgers.owned_by(owner)) == {journal_ledger(store), leftovers[0]}
 
 
 @pytest.mark.parametrize("position", [(3, 0), P(np.int64(3), np.uint32(0)), P(3, False)])
@@ -410,16 +400,6 @@ def test_each_compaction_is_paid_for_by_the_deltas_before_it():
     assert stats.metadata_write_count == 0
 
 
-def test_a_new_ledger_takes_four_writes_however_many_came_before(store, log):
-    cursor = open_cursor(store, log, ledger_entry_count_max=1)
-    for entry in (1, 3, 5, 7):
-        before = store.mutation_count
-        cursor.ack(P(3, entry), now_ms=0)
-        cursor.persist(now_ms=0)
-        # Create it, append, swing the record, delete the ledger before.
-        assert store.mutation_count == before + 4
-
-
 def test_an_orphan_journal_of_batch_acks_alone_is_not_absent(store, log):
     cursor = open_cursor(store, log)
     cursor.ack_batch(P(3, 2), [0b110], now_ms=0)
@@ -474,13 +454,3 @@ def test_an_open_that_is_refused_takes_nothing_over(store, log, named, error, sa
         ManagedCursor.open(store, **({"topic": "t", "subscription": "s", "ledgers": log, "now_ms": 1} | named))
     cursor.ack(P(3, 4), now_ms=2)
     assert cursor.persist(now_ms=2).messages_covered == 1
-
-
-def test_batches_that_are_partly_acked_count_until_their_last_ack_or_a_persist(store, log):
-    cursor = open_cursor(store, log)
-    for entry_id in (2, 4, 6):
-        cursor.ack_batch(P(3, entry_id), [0b110], now_ms=0)
-    cursor.ack_batch(P(3, 4), [0], now_ms=0)
-    assert cursor.stats().batches_unwritten == 2
-    cursor.persist(now_ms=1)
-    assert cursor.stats().batches_unwritten == 0

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from ackstate import (
     CursorConfig,
-    DeletedRanges,
     Format,
     LedgerMap,
     ManagedCursor,
@@ -23,8 +22,8 @@ from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal import cursor_path
 from ackstate.stores.base import PayloadTooLargeError
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
-from ackstate.wire.pulsar import Compression, CursorInfo, decode_cursor_info, encode_cursor_info
-from ackstate.wire.pulsar.compression import MAGIC, compress
+from ackstate.wire.pulsar import Compression
+from ackstate.wire.pulsar.compression import MAGIC
 from strategies import few
 
 PATH = cursor_path("t", "s")
@@ -77,46 +76,7 @@ def test_an_open_leaves_a_compressed_record_compressed_whatever_is_configured_no
         assert len(record(store)) <= len(before) + 8  # The term is larger.
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("config", [{}, {"format": Format.NATIVE, "range_count_max": None}], ids=["PULSAR", "NATIVE"])
-def test_a_compressed_record_with_properties_that_another_wrote_moves_to_a_ledger(codec, config):
-    store, deleted = MemoryStore(metadata_value_bytes_max=ZOOKEEPER_BYTES_MAX), DeletedRanges()
-    deleted.add_entries(10, range(1, 120_000, 2))
-    info = CursorInfo(-1, P(10, -1), deleted, properties={"horizon": 7}, cursor_properties={"owner": "billing"})
-    store.metadata.put(PATH, compress(encode_cursor_info(info), codec), expected_version=-1)
-    for _ in range(2):
-        cursor = open_cursor(store, **config)
-        assert state_of(cursor) == (P(10, -1), deleted, {"horizon": 7}, {"owner": "billing"})
-        assert len(record(store)) < 200
-
-
 # --- the limit
-
-
-@pytest.mark.parametrize("format_", Format)
-def test_a_state_above_a_lowered_limit_moves_to_a_ledger_when_it_is_opened(format_):
-    store = MemoryStore()
-    cursor = open_cursor(store, format=format_)
-    cursor.mark_delete(P(10, 4), properties={"horizon": 7}, now_ms=1)
-    cursor.ack_entries(10, range(11, 400, 2), now_ms=1)
-    cursor.ack_batch(P(10, 8), [0b101], now_ms=1)
-    cursor.set_cursor_properties({"owner": "billing"})
-    store.break_ledgers()
-    assert cursor.persist(now_ms=1).route is PersistTarget.METADATA
-    state, batches = state_of(cursor), dict(cursor.view.batch)
-    before = store.metadata.get(PATH)
-    with pytest.raises(StoreError):
-        open_cursor(store, format=format_, metadata_bytes_max=200)
-    assert store.metadata.get(PATH) == before
-    store.mend_ledgers()
-    for reopened in (format_, *Format):
-        cursor = open_cursor(store, format=reopened, metadata_bytes_max=200)
-        assert (state_of(cursor), dict(cursor.view.batch)) == (state, batches)
-        assert len(record(store)) <= 200
-    cursor.ack(P(10, 9), now_ms=2)
-    cursor.persist(now_ms=2)
-    assert open_cursor(store, metadata_bytes_max=200).is_acked(P(10, 9))
-    assert len(store.ledgers.owned_by(f"cursor {PATH}")) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,32 +107,6 @@ def test_a_state_survives_every_fault_on_its_way_to_a_ledger(kind, change):
 
 
 # --- properties
-
-
-@pytest.mark.parametrize("format_", Format)
-@pytest.mark.parametrize("put", ["set", "internal", "new cursor"])
-def test_a_cursor_property_that_leaves_no_room_is_refused_when_it_is_put(format_, put):
-    text, store = "x" * 2_000, MemoryStore()
-    if put == "new cursor":
-        with pytest.raises(PayloadTooLargeError, match=r"metadata_bytes_max=2000\b"):
-            open_cursor(store, format=format_, metadata_bytes_max=2_000, properties={"p": text})
-        assert (store.disk.values, store.disk.ledgers) == ({}, {})
-        return
-    cursor = open_cursor(store, format=format_, metadata_bytes_max=2_000, properties={"old": "1"})
-    cursor.ack(P(10, 3), now_ms=1)
-    cursor.persist(now_ms=1)
-    values, ledgers = dict(store.disk.values), set(store.disk.ledgers)
-    puts = {
-        "set": lambda: cursor.set_cursor_properties({"p": text}),
-        "internal": lambda: cursor.put_internal_property("#pulsar.internal.p", text),
-    }
-    with pytest.raises(PayloadTooLargeError, match=r"metadata_bytes_max=2000\b"):
-        puts[put]()
-    assert (store.disk.values, set(store.disk.ledgers)) == (values, ledgers)
-    assert dict(cursor.cursor_properties) == {"old": "1"}
-    cursor.set_cursor_properties({"p": text[:1_000]})
-    cursor.close(now_ms=2)
-    assert dict(open_cursor(store, format=format_, metadata_bytes_max=2_000).cursor_properties) == {"p": text[:1_000]}
 
 
 @few
@@ -238,23 +172,6 @@ def test_properties_from_before_a_limit_was_lowered_stay_and_may_only_become_few
     assert (dict(again.cursor_properties), again.is_acked(P(10, 3))) == ({}, True)
 
 
-@pytest.mark.parametrize("format_", Format)
-def test_mark_delete_properties_that_the_record_has_no_room_for_are_in_a_ledger(format_):
-    store, properties = MemoryStore(), {f"{number:0500}": number for number in range(10)}
-    cursor = open_cursor(store, format=format_, metadata_bytes_max=2_000)
-    receipt = cursor.mark_delete(P(10, 4), properties=properties, now_ms=1)
-    store.break_ledgers()
-    with pytest.raises(StoreError) as caught:
-        cursor.close(now_ms=1)
-    assert "more than the metadata store may be given" in str(caught.value.__notes__)
-    assert not cursor.durable(receipt)
-    store.mend_ledgers()
-    cursor.close(now_ms=2)
-    again = open_cursor(store, format=format_, metadata_bytes_max=2_000)
-    assert dict(again.view.properties) == properties
-    assert len(record(store)) <= 2_000
-
-
 def test_the_type_of_a_subscription_fits_beside_the_largest_properties():
     """A cursor without a type gets one when a topic opens it; that is no reason to refuse it."""
     settings = TopicSettings(cursor=CursorConfig(metadata_bytes_max=500))
@@ -275,22 +192,3 @@ def test_the_type_of_a_subscription_fits_beside_the_largest_properties():
 
 
 # --- what a broker of Pulsar wrote beside the ledger's name
-
-
-def test_properties_beside_the_name_of_a_ledger_stay_until_another_ledger_is_named():
-    store = MemoryStore()
-    cursor = open_cursor(store)
-    cursor.mark_delete(P(10, 4), properties={"horizon": 7}, now_ms=1)
-    cursor.persist(now_ms=1)
-    info = decode_cursor_info(record(store))
-    theirs = CursorInfo(info.cursors_ledger_id, P(10, 2), properties={"horizon": 5})
-    store.metadata.put(PATH, encode_cursor_info(theirs), expected_version=store.metadata.get(PATH).version)
-    cursor = open_cursor(store)
-    cursor.set_cursor_properties({"owner": "billing"})
-    found = decode_cursor_info(record(store))
-    assert (dict(found.properties), found.mark_delete) == ({"horizon": 5}, P(10, 2))
-    assert dict(cursor.view.properties) == {"horizon": 7}
-    cursor.mark_delete(P(10, 6), now_ms=2)
-    cursor.persist(now_ms=2)
-    found = decode_cursor_info(record(store))
-    assert (dict(found.properties), found.mark_delete) == ({}, P(10, 6))

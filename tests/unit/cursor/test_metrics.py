@@ -133,17 +133,6 @@ def test_each_number_is_the_one_of_stats():
     assert Scraped(topic.subscription).samples() == {**expected, ("ackstate_cursors_unreadable", frozenset()): 0}
 
 
-def test_a_cursor_alone_is_exported_until_its_subscription_is():
-    topic, scraped = NumberedTopic(), Scraped()
-    scraped.add(topic.cursor, topic=ORDERS, subscription="billing")
-    topic.publish(5)
-    topic.ack(1, 3)
-    assert scraped.of_all("ackstate_cursor_ranges", "cursor_name") == {("billing",): 2}
-    assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, None)
-    scraped.add(topic.subscription, topic=ORDERS, subscription="billing")
-    assert (scraped.value("pulsar_subscription_back_log"), scraped.value(UNACKED)) == (3, 0)
-
-
 def test_names_are_written_as_pulsar_writes_them():
     scraped, cursors = Scraped(), [open_cursor() for _ in range(4)]
     labels = [
@@ -192,20 +181,6 @@ def test_what_is_closed_dropped_or_opened_again_leaves_and_what_cannot_be_read_h
     assert {labels.subscription for labels in scraped._added} == {"open", "again", "broken"}
 
 
-def test_registering_reads_no_cursor_but_knows_every_name():
-    cursor, collector, registry = open_cursor(), CursorCollector(), CollectorRegistry(auto_describe=True)
-    collector.add(cursor, topic=ORDERS, subscription="billing")
-    stats, reads = cursor.stats(), []
-    cursor.stats = lambda: reads.append(1) or stats
-    registry.register(collector)
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
-        registry.register(CursorCollector())
-    described = {family.name for family in collector.describe()}
-    assert not reads
-    assert described == {family.name for family in collector.collect()}
-    assert reads == [1]
-
-
 # Limits
 
 
@@ -219,20 +194,6 @@ def test_a_limit_that_blocks_is_named_with_the_time_it_closed():
     topic.ack(0, 1, 2, now_ms=8_000)
     assert [scraped.value(BLOCKED, rule), scraped.value(SINCE, rule), scraped.value(BLOCKED_AS_PULSAR)] == [0, None, 0]
     assert scraped.value("ackstate_subscription_blocks_total", rule) == 1
-
-
-def test_of_the_consumers_at_their_limit_the_one_closed_longest_is_reported():
-    topic, rule = NumberedTopic(max_unacked_messages_per_consumer=2), Rule.CONSUMER_UNACKED_MESSAGES
-    scraped = Scraped(topic.subscription)
-    topic.publish(9)
-    for consumer, now_ms in (("a", 3_000), ("b", 4_000)):
-        topic.dispatch(consumer, now_ms=now_ms)
-    assert (scraped.value(SINCE, rule), scraped.value(BLOCKED_AS_PULSAR)) == (3, 0)  # as in Pulsar
-    topic.subscription.consumer_closed("a")
-    assert scraped.value(SINCE, rule) == 4
-    topic.subscription.consumer_closed("b")
-    assert scraped.value(BLOCKED, rule) == 0
-    assert scraped.value("ackstate_subscription_blocks_total", rule) == 2
 
 
 def test_a_restart_above_a_limit_closes_it_when_the_cursor_is_opened():

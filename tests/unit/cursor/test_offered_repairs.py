@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from itertools import pairwise
 
 import pytest
 
 from ackstate import CursorConfig, LedgerMap, ManagedCursor, Position, SqliteStore
-from ackstate.cursor import persist_all
 from ackstate.cursor.formats import Format, Repair
 from ackstate.cursor.recovery import UnreadableCursorError
-from ackstate.cursor.results import PersistTarget
 from ackstate.stores.base import StoreError
 from ackstate.stores.sqlite_database import DATABASE
 
@@ -88,26 +85,6 @@ def test_a_cursor_whose_ledger_the_store_finds_damaged_is_repaired_written_and_o
     with closing(SqliteStore(place, check_pages=False)) as store:
         again = open_cursor(store, format=format_)
         assert (again.mark_delete_position, again.is_acked(ACKED)) == (repaired_at, True)
-
-
-def test_a_damaged_ledger_of_one_cursor_keeps_no_other_from_being_persisted_with_it(tmp_path):
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        damaged, sound = (open_cursor(store, subscription=name) for name in ("damaged", "sound"))
-        for entry_id, following in pairwise((5, 7, 9)):
-            receipts = [cursor.ack(Position(3, entry_id), now_ms=following) for cursor in (damaged, sound)]
-            with store._database.reading() as connection:
-                connection.execute("UPDATE ledgers SET entry_count = 70 WHERE owner LIKE '%/damaged'")
-            results = persist_all([damaged, sound], now_ms=following)
-            assert damaged.durable(receipts[0])
-            assert sound.durable(receipts[1])
-            # The damaged one continues in its record, and from there in a new ledger.
-            assert results[0].route in {PersistTarget.METADATA, PersistTarget.SNAPSHOT}
-            assert results[1].route is PersistTarget.DELTA
-    with closing(SqliteStore(tmp_path / "store")) as store:
-        for name in ("damaged", "sound"):
-            again = open_cursor(store, subscription=name)
-            assert again.is_acked(Position(3, 5))
-            assert again.is_acked(Position(3, 7))
 
 
 def test_a_damaged_record_counts_as_one_that_cannot_be_written(tmp_path):

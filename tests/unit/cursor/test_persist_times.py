@@ -64,15 +64,6 @@ def test_what_a_limit_cuts_is_counted_and_becomes_durable_when_there_is_room(dis
     assert str(open_cursor(disk, log).deleted) == "[(3:1..3:4],(3:5..3:6]]"
 
 
-def test_a_limit_that_cuts_again_after_a_reset_is_another_event(disk, log):
-    cursor = open_cursor(disk, log, range_count_max=1)
-    for truncation_count in (1, 2):
-        cursor.ack_entries(3, [2, 4], now_ms=0)
-        assert cursor.persist(now_ms=0).messages_cut == 1
-        assert cursor.stats().truncation_count == truncation_count
-        cursor.reset(P(3, 0), now_ms=0)
-
-
 def test_a_lower_limit_takes_nothing_back(disk, log):
     cursor = open_cursor(disk, log)
     cursor.ack_entries(3, [2, 4, 6], now_ms=0)
@@ -132,15 +123,6 @@ def test_what_was_sent_before_a_reset_is_young_again_after_it(disk, log):
     assert cursor.durable(receipt)
 
 
-@pytest.mark.parametrize(
-    ("position", "read_position"), [(P(1, 5), P(3, 0)), (P(3, -1), P(3, 0)), (P(9, 0), P(3, 1_000))]
-)
-def test_a_reset_to_what_the_log_has_not_goes_to_the_next_that_it_has(disk, log, position, read_position):
-    cursor = open_cursor(disk, log)
-    cursor.reset(position, now_ms=0)
-    assert cursor.read_position == read_position
-
-
 def test_lost_data_counts_as_acked(disk):
     log = LedgerMap.from_counts({3: 10, 5: 0, 6: 10})
     cursor = open_cursor(disk, log)
@@ -177,16 +159,6 @@ def test_a_rate_lets_an_ack_through_at_once_and_saves_up_one_second():
     assert written_at(cursor, [0, 10, 999, 1_000, 1_001, 5_000, 5_001, 5_002, 6_000, 6_001]) == [
         0, 1_000, 5_000, 5_001, 6_000,
     ]  # fmt: skip
-
-
-def test_what_the_rate_refused_waits_for_another_ack_or_for_the_interval():
-    cursor = open_new(flush_interval_ms=60_000, mark_delete_rate_limit=1)
-    assert written_at(cursor, [0, 100]) == [0]
-    # As in Pulsar: silence flushes nothing, though the rate would allow it long since.
-    assert [cursor.tick(now_ms=now_ms) for now_ms in (1_000, 30_000, 59_999)] == [None] * 3
-    assert cursor.redelivery_if_crashed == 1
-    assert cursor.tick(now_ms=60_000).messages_covered == 1
-    assert cursor.tick(now_ms=200_000) is None
 
 
 def test_without_settings_a_cursor_has_the_documented_numbers():

@@ -170,27 +170,3 @@ def test_after_a_failed_promotion_a_persist_writes_nothing_until_an_ack_is_old()
     assert topic.cursor.persist(now_ms=3).route is PersistTarget.NOTHING
     assert store.mutation_count == mutations
     assert topic.cursor.persist(now_ms=3_600_000).messages_covered == 1
-
-
-def test_a_promotion_by_hand_wakes_who_waits():
-    story = YoungAcks(promotes_young=False)
-    story.fill()
-    assert story.topic.dispatch("a", 1, now_ms=1) == []
-    woken = []
-    story.subscription.when_open(lambda: woken.append(1))
-    assert story.cursor.promote(825, now_ms=2).messages_covered == 15
-    assert (story.cursor.view.unpersisted_record_bytes, woken) == (814, [1])
-    assert story.subscription.why_blocked() == ()
-
-
-@pytest.mark.parametrize(
-    ("record_bytes_max", "left", "durable_last"),
-    [(10_000, 1_024, None), (1_024, 1_024, None), (1_023, 1_010, 1), (128, 128, 127), (127, 112, 129), (0, 0, 143)],
-)
-def test_promote_leaves_so_many_bytes_at_most(record_bytes_max, left, durable_last):
-    story = YoungAcks()
-    story.fill()
-    story.cursor.promote(record_bytes_max, now_ms=1)
-    assert story.cursor.view.unpersisted_record_bytes == left
-    assert story.durable == ([] if durable_last is None else [*range(1, durable_last + 1, 2)])
-    assert story.cursor.stats().promoted_message_count == len(story.durable)

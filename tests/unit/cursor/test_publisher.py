@@ -8,16 +8,12 @@ import pytest
 
 from ackstate import (
     CorruptStateError,
-    LedgerFencedError,
-    LogFencedError,
     MemoryStore,
     Message,
     SqliteStore,
-    StoreError,
 )
 from ackstate.limits import DeliveryDelayExceededError, EffectiveDelayedDelivery
 from ackstate.message import NO_DELAY
-from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import CounterSample, MessageLog, PublishCounters, TopicPublisher, publish_all
 from topics import NumberedTopic
 
@@ -92,32 +88,6 @@ def test_one_rejected_message_keeps_all_out_before_anything_is_stored():
     assert (topic.log.store.mutation_count, topic.counted()) == (before, (2, 0))
 
 
-def test_the_policies_are_asked_for_at_each_publish_and_a_batch_counts_its_messages():
-    topic = PublishedTopic(FREE)
-    topic.publish((0, 100))
-    topic.policies = FIXED
-    topic.publish((0, 7), (0, NO_DELAY), message_count=10)
-    assert (topic.stored(), topic.counted()) == ([(0, 100), (0, 5_000), (0, 5_000)], (0, 10))
-    topic.policies = MAXIMUM
-    with pytest.raises(DeliveryDelayExceededError):
-        topic.publish((0, 61), (0, 60), message_count=4)
-    assert (len(topic.stored()), topic.counted()) == (3, (4, 10))
-
-
-def test_a_publish_that_is_not_stored_overrides_nothing():
-    topic = PublishedTopic(FIXED)
-    topic.log.store.inject(Fault(topic.log.store.mutation_count, FaultKind.FAIL_BEFORE))
-    with pytest.raises(StoreError):
-        topic.publish((0, 7))
-    assert topic.counted() == (0, 0)
-    topic.publish((0, 7))
-    newer = MessageLog.open(topic.log.store, topic=ORDERS)
-    with pytest.raises(LogFencedError):
-        topic.publish((0, 7))
-    assert topic.counted() == (0, 1)
-    assert newer.ledgers.counts() == MessageLog.find(topic.log.store, topic=ORDERS).ledgers.counts()
-
-
 def test_publishers_of_a_topic_count_together_and_a_topic_that_is_removed_is_forgotten():
     counters = PublishCounters(cluster="here")
     topics = [PublishedTopic(FIXED, name=name, counters=counters) for name in (ORDERS, "b", ORDERS)]
@@ -180,38 +150,6 @@ def logs_of(store, *topics):
     return [MessageLog.open(store, topic=topic, entries_per_ledger_max=3) for topic in topics]
 
 
-def test_topics_share_one_append(store, monkeypatch):
-    appended, append_many = [], type(store.ledgers)._append_many
-    monkeypatch.setattr(
-        type(store.ledgers), "_append_many", lambda *args: appended.append(len(args[1])) or append_many(*args)
-    )
-    one, two, three = logs_of(store, "one", "two", "three")
-    outcomes = publish_all([(one, batch(b"a", b"b")), (two, batch(b"c")), (three, [])])
-    assert appended == [2]
-    assert [len(each) for each in outcomes] == [2, 1, 0]
-    assert [payloads(each) for each in (one, two, three)] == [[b"a", b"b"], [b"c"], []]
-    assert [log.ledgers.last_confirmed for log in (one, two)] == [outcomes[0][-1], outcomes[1][-1]]
-    # The next batches begin a ledger where they do not fit.
-    outcomes = publish_all([(two, batch(b"d")), (one, batch(b"e", b"f"))])
-    assert [payloads(each) for each in (one, two)] == [[b"a", b"b", b"e", b"f"], [b"c", b"d"]]
-    assert outcomes[1][0].ledger_id > outcomes[0][0].ledger_id
-    for log in (one, two):
-        assert MessageLog.find(store, topic=log.topic).ledgers.counts() == log.ledgers.counts()
-
-
-def test_a_log_that_refuses_does_not_keep_the_others_back(store):
-    one, two, three = logs_of(store, "one", "two", "three")
-    MessageLog.open(store, topic="one")
-    limited = PublishedTopic(MAXIMUM, log=three).publisher
-    batches = [(one, batch(b"a")), (two, batch(b"b")), (limited, asking((0, 61)))]
-    fenced, stored, refused = publish_all(batches)
-    assert isinstance(fenced, LogFencedError)
-    assert isinstance(fenced.__cause__, LedgerFencedError)
-    assert isinstance(refused, DeliveryDelayExceededError)
-    assert [payloads(two), payloads(three)] == [[b"b"], []]
-    assert [position.ledger_id for position in stored] == [two.ledgers.current_ledger_id]
-
-
 def test_logs_of_two_stores_and_one_log_twice_are_refused(store):
     one, two = logs_of(store, "one", "two")
     (other,) = logs_of(MemoryStore(), "other")
@@ -221,19 +159,6 @@ def test_logs_of_two_stores_and_one_log_twice_are_refused(store):
     with pytest.raises(TypeError, match=r"messages\[0\] must be a Message"):
         publish_all([(one, batch(b"a")), (two, [b"b"])])
     assert payloads(one) == payloads(two) == []
-
-
-def test_a_failed_append_is_the_error_of_each_and_counts_nothing():
-    store = MemoryStore()
-    one, two = logs_of(store, "one", "two")
-    for mutation in range(2):
-        store.inject(Fault(store.mutation_count + mutation, FaultKind.FULL))
-    errors = publish_all([(one, batch(b"a")), (two, batch(b"b"))])
-    assert [isinstance(error, StoreError) for error in errors] == [True, True]
-    assert errors[0] is not errors[1]
-    assert [log.ledgers.counts() for log in (one, two)] == [{1: 0}, {2: 0}]
-    publish_all([(one, batch(b"c")), (two, batch(b"d"))])
-    assert [payloads(each) for each in (one, two)] == [[b"c"], [b"d"]]
 
 
 def test_a_damaged_store_answers_each_topic_with_its_own_error(monkeypatch):

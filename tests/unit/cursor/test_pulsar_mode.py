@@ -10,20 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ackstate import (
     CursorConfig,
     DeletedRanges,
     Format,
-    InvalidPositionError,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
     Position,
     Repair,
-    UnreadableCursorError,
 )
 from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal import cursor_path
@@ -45,7 +41,6 @@ from ackstate.wire.pulsar import cursor_state_pb2 as messages
 VECTORS = Path(__file__).parents[2] / "vectors"
 RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")
 PATH = cursor_path("orders", "billing")
-TERM_FIELD = 100_448
 P = Position
 
 
@@ -149,35 +144,6 @@ def open_state(store, log):
         ledger_id = copy.ledgers.create("copy")
         copy.ledgers.append(ledger_id, entries_of(store))
     return state_of(open_cursor(copy, log))
-
-
-def test_the_record_is_pulsars_and_one_field_that_pulsar_skips(store, log):
-    cursor = open_cursor(store, log)
-    fill(cursor)
-    cursor.set_cursor_properties({"owner": "billing"})
-    cursor.persist(now_ms=0)
-    for is_closed in (False, True):
-        data = store.metadata.get(PATH).data
-        numbers = {field.field_number for field in UnknownFieldSet(Empty.FromString(data))}
-        assert numbers - set(range(1, 9)) == {TERM_FIELD}
-        info = decode_cursor_info(data)
-        assert (info.cursors_ledger_id == -1) is is_closed
-        assert (len(info.deleted), len(info.batch)) == ((5, 2) if is_closed else (0, 0))
-        assert (info.mark_delete, info.cursor_properties) == (P(3, 1), {"owner": "billing"})
-        cursor.close(now_ms=0)
-
-
-def test_a_new_cursor_has_no_ledger_until_something_is_persisted(store, log):
-    cursor = open_cursor(store, log)
-    assert (record_of(store).cursors_ledger_id, record_of(store).mark_delete) == (-1, P(3, -1))
-    assert store.ledgers.owners() == []
-    reopened = open_cursor(crashed(store), log)
-    assert reopened.recovery_report.source is RecoverySource.METADATA
-    assert store.ledgers.owners() == []
-    reopened.ack(P(3, 4), now_ms=0)
-    reopened.persist(now_ms=0)
-    assert record_of(store).cursors_ledger_id == store.ledgers.owned_by(f"cursor {PATH}")[0]
-    assert cursor.mark_delete_position == P(3, -1)
 
 
 @pytest.mark.parametrize(("range_count", "route"), [(2, PersistTarget.METADATA), (3, PersistTarget.WHOLE)])
@@ -396,39 +362,6 @@ def test_a_last_entry_that_cannot_be_read_is_left_out_and_reported(store, log, d
     assert PATH in report.discarded_reason
 
 
-def test_two_entries_that_cannot_be_read_are_damage_and_refused(store, log):
-    persisted_three_times(store, log)
-    replace_entries(store, lambda entries: [entries[0], b"\xff", b"\xff"])
-    before = store.metadata.get(PATH)
-    with pytest.raises(UnreadableCursorError, match="entry 2") as refused:
-        open_cursor(crashed(store), log)
-    assert refused.value.repairs == (
-        Repair.DISCARD_DAMAGED_RECORDS, Repair.USE_METADATA_SNAPSHOT, Repair.START_ANEW,
-    )  # fmt: skip
-    assert store.metadata.get(PATH) == before
-    cursor = open_cursor(crashed(store), log, repair=Repair.DISCARD_DAMAGED_RECORDS)
-    assert str(cursor.deleted) == "[(3:1..3:2]]"
-    assert str(open_cursor(crashed(store), log).deleted) == "[(3:1..3:2]]"
-
-
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_a_cursor_ledger_that_is_missing_or_empty_is_refused_with_repairs(store, log, is_missing):
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 4), now_ms=0)
-    cursor.ack(P(5, 1), now_ms=0)
-    cursor.persist(now_ms=0)
-    if is_missing:
-        store.ledgers.delete(record_of(store).cursors_ledger_id)
-    else:
-        replace_entries(store, lambda entries: [])
-    with pytest.raises(UnreadableCursorError) as refused:
-        open_cursor(crashed(store), log)
-    assert Repair.USE_METADATA_SNAPSHOT in refused.value.repairs
-    repaired = open_cursor(crashed(store), log, repair=Repair.USE_METADATA_SNAPSHOT)
-    assert (repaired.mark_delete_position, str(repaired.deleted)) == (P(3, 4), "[]")
-    assert open_cursor(crashed(store), log).mark_delete_position == P(3, 4)
-
-
 def test_lower_ranges_take_the_place_of_durable_ones_and_the_gauge_counts_those(store, log):
     cursor = open_cursor(store, log, range_count_max=2)
     high = [cursor.ack(P(3, entry_id), now_ms=0) for entry_id in (6, 8)]
@@ -442,30 +375,6 @@ def test_lower_ranges_take_the_place_of_durable_ones_and_the_gauge_counts_those(
     recovered = open_cursor(crashed(store), log)
     assert str(recovered.deleted) == "[(3:1..3:2],(3:5..3:6]]"
     assert recovered.backlog == cursor.backlog + 1
-
-
-def test_a_range_that_was_displaced_is_durable_again_once_there_is_room(store, log):
-    cursor = open_cursor(store, log, range_count_max=1)
-    high = cursor.ack(P(3, 8), now_ms=0)
-    cursor.persist(now_ms=0)
-    cursor.ack(P(3, 1), now_ms=0)
-    cursor.persist(now_ms=0)
-    assert not cursor.durable(high)
-    cursor.mark_delete(P(3, 1), now_ms=0)
-    cursor.persist(now_ms=0)
-    assert cursor.durable(high)
-    assert cursor.redelivery_if_crashed == 0
-
-
-def test_receipts_of_batches_beyond_the_limit_are_not_durable(store, log):
-    cursor = open_cursor(store, log, batch_count_max=1)
-    high = cursor.ack_batch(P(3, 8), [0b10], now_ms=0)
-    cursor.persist(now_ms=0)
-    assert cursor.durable(high)
-    low = cursor.ack_batch(P(3, 2), [0b01], now_ms=0)
-    assert cursor.persist(now_ms=0).batches_cut == cursor.stats().batches_cut == 1
-    assert (cursor.durable(low), cursor.durable(high)) == (True, False)
-    assert dict(open_cursor(crashed(store), log).view.batch) == {P(3, 2): (0b01,)}
 
 
 def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store, log, caplog):
@@ -510,53 +419,6 @@ def test_where_a_mark_delete_of_pulsar_stands_on_a_log_that_has_changed(mark_del
     assert (record_of(store).cursors_ledger_id >= 0) is is_moved
     assert record_of(store).mark_delete == expected
     assert open_cursor(crashed(store), log).mark_delete_position == expected
-
-
-def test_natively_a_mark_delete_stays_and_one_beyond_the_log_is_refused(store):
-    log = LedgerMap.from_counts({3: 10, 5: 10})
-    cursor = open_cursor(store, log, format=Format.NATIVE)
-    cursor.mark_delete(P(3, 9), now_ms=0)
-    cursor.persist(now_ms=0)
-    assert open_cursor(crashed(store), log, format=Format.NATIVE).mark_delete_position == P(3, 9)
-    with pytest.raises(InvalidPositionError):
-        open_cursor(crashed(store), LedgerMap.from_counts({3: 5}), format=Format.NATIVE)
-
-
-def test_acks_above_a_mark_delete_beyond_the_log_are_not_of_entries_to_come():
-    deleted = DeletedRanges()
-    deleted.add(P(3, 14))
-    store = put_recorded(encode_cursor_info(CursorInfo(-1, P(3, 12), deleted)))
-    log = LedgerMap.from_counts({3: 10})
-    cursor = open_cursor(store, log)
-    log.append(10)
-    assert (cursor.backlog, str(cursor.deleted)) == (10, "[]")
-
-
-def test_a_mark_delete_moves_onto_a_new_empty_ledger_but_not_onto_its_first_entry(store, log):
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(5, 9), now_ms=0)
-    cursor.mark_delete(P(7, -1), now_ms=0)
-    assert cursor.mark_delete_position == P(7, -1)
-    # In Pulsar it would, and the message that is written there next would count as acked.
-    with pytest.raises(InvalidPositionError):
-        cursor.mark_delete(P(7, 0), now_ms=0)
-    log.append()
-    assert cursor.reader.read(5) == [P(7, 0)]
-
-
-@pytest.mark.parametrize(("properties", "left"), [(None, {"horizon": 1}), ({}, {}), ({"horizon": 2}, {"horizon": 2})])
-def test_what_skips_may_carry_properties(store, log, properties, left):
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 0), properties={"horizon": 1}, now_ms=0)
-    cursor.skip(2, properties=properties, now_ms=0)
-    assert (cursor.mark_delete_position, cursor.view.properties) == (P(3, 2), left)
-
-
-def test_where_a_read_ended_at_the_end_of_a_ledger_is_as_in_pulsar(store, log):
-    cursor = open_cursor(store, log)
-    assert cursor.reader.read(10)[-1] == P(3, 9)
-    assert cursor.read_position == P(3, 10)
-    assert cursor.reader.read(1) == [P(5, 0)]
 
 
 # Deviations from Pulsar that no recording shows; docs/proposals.md lists these and the recorded ones.

@@ -116,11 +116,3 @@ def test_the_gate_closes_before_an_ack_could_be_excluded_and_opens_again(rule):
         assert topic.cursor.stats().redelivery_cut == 0, "an ack was excluded though the gate bounds them"
     assert seen_closed
     assert topic.cursor.backlog == 0
-
-
-def test_a_format_may_be_given_by_name_and_a_wrong_one_is_named():
-    assert CursorConfig(format="pulsar").format is CursorConfig(format="PULSAR").format is Format.PULSAR
-    with pytest.raises(ValueError, match="format must be one of native, pulsar; got 'pulser'; did you mean 'pulsar'"):
-        CursorConfig(format="pulser")
-    with pytest.raises(TypeError, match="format must be a Format"):
-        CursorConfig(format=5)

@@ -265,29 +265,6 @@ def test_a_story_of_a_dead_letter(kind, dead_after, story):
     StoryTopic(kind, dead_after=dead_after).tell(story)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_story_at_a_limit_on_messages(kind):
-    StoryTopic(kind, max_unacked_messages=1).tell(
-        "publish 2; send a -> 0; at 1000; nack 0 +100 -> True; held -> 0; wake -> 1100; at 1099; send a -> 1; ack 1; "
-        "send a -> -; at 1100; send a -> 0/1; wake -> None"
-    )
-    StoryTopic(kind, dead_after=0, max_unacked_messages=1).tell(
-        "publish 3; send a -> 0; nack 0; send a -> 1; dead -> 0/1"
-    )
-
-
-def test_what_fills_a_hole_passes_a_dead_letter_that_is_refused_in_the_same_dispatch():
-    """The first one that waits takes the last range, so the dead letter must wait; the third needs none."""
-    StoryTopic(SubscriptionType.SHARED, dead_after=1).tell(
-        "publish 8; send a; ack 0 1 7; nack 4; send a; nack 2 4 6; ranges 4; send b -> 2/1 6/1; dead -> -"
-    )
-
-
-def test_without_batch_index_acks_only_the_last_counts():
-    topic = StoryTopic(SubscriptionType.SHARED, config=CursorConfig(batch_index_acks=False))
-    topic.tell("publish 1 x4; send a; part 0 2; held -> 4; part 0; held -> 0")
-
-
 def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
     topic = StoryTopic(SubscriptionType.SHARED)
     topic.tell("publish 1 x3; send a; part 0 0 2; nack 0")

@@ -9,8 +9,6 @@ import pytest
 
 from ackstate import (
     BacklogQuotaExceededError,
-    CursorConfig,
-    Format,
     LogFencedError,
     ManagedCursor,
     MemoryStore,
@@ -18,10 +16,8 @@ from ackstate import (
     Position,
     SqliteStore,
     StoreError,
-    Subscription,
 )
 from ackstate.cursor.journal import cursor_path
-from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.explain import explain_stored
 from ackstate.inspect import Status, inspect_store
 from ackstate.stores.base import Versioned
@@ -120,15 +116,6 @@ def test_a_subscription_that_cannot_be_opened_holds_everything(topic, kind):
     assert report.unreadable == (() if marks else ("s",))
 
 
-def test_without_a_subscription_the_retention_alone_decides(topic):
-    _, log, *_ = topic
-    assert trim_log(log, Retention(age_ms=30), {}, now_ms=50, stored={}) == 2  # published at 9 and 19
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=50, stored={}) == 2
-    assert backlog_report(log, NOTHING_KEPT, {}, stored={}) == BacklogReport(
-        0, 0, 10, 10 * ENTRY_BYTES, None, None, (), None
-    )
-
-
 @pytest.mark.parametrize(
     ("retention", "deleted"),
     [
@@ -182,20 +169,6 @@ def test_only_the_owner_trims(topic):
     assert trim_log(newer, NOTHING_KEPT, {}, now_ms=0) == 4
 
 
-def test_neither_the_age_nor_a_known_size_reads_a_message(topic, monkeypatch):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[-1])
-    log, read, ledgers = opened(store), [], store.ledgers
-    original = ledgers.read
-    monkeypatch.setattr(ledgers, "read", lambda *where: read.append(where) or original(*where))
-    marks = {"s": positions[-1]}
-    # The owner before closed ledgers 1 to 5 and wrote their sizes; 6 was open.
-    assert backlog_report(log, NOTHING_KEPT, {}, stored=marks).log_byte_count == 50 * ENTRY_BYTES
-    assert read == [(6, 0, 10)]
-    assert trim_log(log, Retention(size_bytes=30 * ENTRY_BYTES, age_ms=81), {}, now_ms=100, stored=marks) == 2
-    assert read == [(6, 0, 10)]
-
-
 def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[9])
@@ -221,26 +194,6 @@ def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
     assert BacklogPolicy("producer_exception") is BacklogPolicy.REFUSE_PUBLISH
 
 
-@pytest.mark.parametrize("form", Format)
-def test_a_cursor_that_stood_in_a_deleted_ledger_continues_after_it(topic, form):
-    store, log, _, positions = topic
-    config = CursorConfig(format=form)
-    cursor = cursor_of(store, log, config=config)
-    acked_up_to(cursor, positions[39])  # the last message of its ledger
-    cursor.ack(positions[45], now_ms=0)
-    cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 4
-    for each in (cursor, cursor_of(store, opened(store), config=config)):
-        each._check()
-        assert each.backlog == 9
-        assert each.reader.read(3) == positions[40:43] or each.read_position > positions[40]
-        assert not each.ack(positions[3], now_ms=0).newly_acked  # long acked
-    assert [found.status for found in inspect_store(store)] == [Status.OK]
-    reopened = cursor_of(store, opened(store), config=config)
-    acked_up_to(reopened, positions[49])
-    assert reopened.backlog == 0
-
-
 def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[19])
@@ -250,56 +203,6 @@ def test_an_explanation_of_a_trimmed_log_has_no_lost_messages(topic):
     (found,) = inspect_store(store)
     holes = explain_stored(found.content, MessageLog.find(store, topic="t"), top=9, now_ms=0)
     assert (holes.backlog, [(each.first, each.entry_count) for each in holes.holes]) == (29, [(positions[20], 2)])
-
-
-def test_delayed_messages_hold_their_ledger_and_those_that_were_skipped_do_not():
-    store = MemoryStore()
-    log, index = opened(store, entries_per_ledger_max=1), TopicDelayIndex(tick_time_ms=1)
-    cursor = cursor_of(store, log)
-    subscription = Subscription(log, cursor, delays=index.open_view(cursor.is_acked))
-    positions = [log.publish([Message(b"", deliver_at_ms=due_ms)])[0] for due_ms in (500, -1, 600, -1, -1)]
-    for delivery in subscription.dispatch("c", 10, now_ms=0):
-        subscription.ack(delivery.position, now_ms=0)
-    cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 0
-    subscription.ack_cumulative(positions[1], now_ms=0)  # skips the first one that is not due
-    cursor.persist(now_ms=0)
-    assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 2
-    assert [each.position for each in subscription.dispatch("c", 10, now_ms=1_000)] == [positions[2]]
-    # A new subscription of the same index does not get those that were trimmed, nor does one after a restart.
-    other = cursor_of(store, log, "other")
-    assert len(Subscription(log, other, delays=index.open_view(other.is_acked)).dispatch("c", 10, now_ms=1_000)) == 3
-
-
-def test_a_reader_in_another_process_finds_the_log_without_what_was_trimmed(topic):
-    store, log, cursor, positions = topic
-    reader = MessageLog.find(MemoryStore(store.disk), topic="t")
-    acked_up_to(cursor, positions[25])
-    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    assert next(reader.read(positions[20:21])).payload == b"  20"
-    with pytest.raises(StoreError, match="ledger"):
-        list(reader.read(positions[:1]))
-    assert MessageLog.find(MemoryStore(store.disk), topic="t").ledgers.counts() == {4: 10, 5: 10, 6: 10}
-
-
-class TrimmedMeanwhile:
-    """A store whose ledger 1 is deleted as soon as its ids were listed."""
-
-    def __init__(self, store):
-        self.metadata, self.ledgers, self._store = store.metadata, self, store
-
-    def owned_by(self, owner):
-        found = self._store.ledgers.owned_by(owner)
-        self._store.ledgers.delete(1)
-        return found
-
-    def __getattr__(self, name):
-        return getattr(self._store.ledgers, name)
-
-
-def test_a_log_that_is_trimmed_while_it_is_found(topic):
-    store, *_ = topic
-    assert list(MessageLog.find(TrimmedMeanwhile(store), topic="t").ledgers) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("failing", range(3))
@@ -321,20 +224,6 @@ def test_after_a_crash_within_a_trim_the_log_is_as_before_or_as_after(topic, fai
     assert ids_on_disk(survivor) == [4, 5, 6]
 
 
-def test_an_append_that_failed_and_happened_makes_its_ledger_be_counted_again(topic):
-    store, log, *_ = topic
-    publish(log, 3)
-    left = log.ledgers.current_ledger_id
-    store.inject(Fault(store.mutation_count, FaultKind.FAIL_AFTER))
-    with pytest.raises(StoreError):
-        log.publish([Message(b"lost or not")])
-    store.forget_faults()
-    publish(log, 1)
-    assert (log.ledgers.entry_count(left), log.ledgers.last_confirmed.entry_id) == (4, 0)
-    assert log.sizes.of(left) == 4 * ENTRY_BYTES + 7
-    assert log.sizes.of(log.ledgers.current_ledger_id) == ENTRY_BYTES
-
-
 def test_a_mark_delete_before_the_empty_last_ledger_holds_nothing(topic):
     store, log, cursor, positions = topic
     acked_up_to(cursor, positions[-1])
@@ -344,18 +233,6 @@ def test_a_mark_delete_before_the_empty_last_ledger_holds_nothing(topic):
     assert backlog_report(log, NOTHING_KEPT, {}).held_by is None
     assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 5
     assert ids_on_disk(store) == [empty_id]
-
-
-@pytest.mark.parametrize("is_reopened", [False, True])
-def test_the_size_of_a_ledger_that_was_open_when_another_was_trimmed_is_counted_to_its_end(topic, is_reopened):
-    store, log, cursor, positions = topic
-    acked_up_to(cursor, positions[-1])
-    publish(log, 3)
-    trim_log(log, NOTHING_KEPT, {}, now_ms=0)
-    publish(log, 4)
-    if is_reopened:
-        log = opened(store)
-    assert backlog_report(log, NOTHING_KEPT, {}).log_byte_count == 7 * ENTRY_BYTES
 
 
 YEAR_MS = 365 * 24 * 3_600_000
@@ -405,53 +282,6 @@ def test_a_ledger_of_unknown_time_is_kept_from_when_it_is_seen_first(kind):
     for each in (log, MessageLog.open(MemoryStore(store.disk), topic="t", now_ms=opened_ms + 600)):
         assert trimmed_to(each, now_ms=opened_ms + 999)[-2:] == [last, later]
     assert trimmed_to(each, now_ms=opened_ms + 1_000) == [later]
-
-
-@pytest.mark.parametrize(
-    ("times_ms", "left"),
-    [
-        # Without a time of publishes and opens the first trim counts; a publish without one is not as old as the last.
-        ([None] * 30, {0: 3, 999: 3, 1_000: 1}),
-        ([70 * number for number in range(9)] + [None, 700], {1_699: 2, 1_700: 1}),
-        # A clock that went back deletes nothing early, keeps nothing for long, and makes no ledger older.
-        ([0] * 15 + [YEAR_MS] + [0] * 15, {500: 4, 1_000: 3, 1_500: 1}),
-        ([0] * 9 + [-NOW_MS, 0], {999: 2, 1_000: 1}),
-    ],
-)
-def test_a_ledger_is_as_old_as_its_latest_publish_can_be(times_ms, left):
-    log = opened(MemoryStore())
-    for time_ms in times_ms:
-        log.publish([Message(b"x", publish_time_ms=1)], now_ms=None if time_ms is None else NOW_MS + time_ms)
-    assert {now_ms: len(trimmed_to(log, now_ms=NOW_MS + now_ms)) for now_ms in left} == left
-
-
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_AFTER, FaultKind.FAIL_BEFORE])
-def test_an_append_that_failed_may_have_happened_and_counts(kind):
-    store = MemoryStore()
-    log = opened(store)
-    publish(log, 9, begin_ms=NOW_MS)
-    store.inject(Fault(store.mutation_count, kind))
-    with pytest.raises(StoreError):
-        log.publish([Message(b"")], now_ms=NOW_MS + 5_000)
-    store.forget_faults()
-    log.end_ledger()
-    log.publish([Message(b"")], now_ms=NOW_MS + 5_001)
-    assert len(trimmed_to(log, now_ms=NOW_MS + 5_999)) == 2
-    assert len(trimmed_to(log, now_ms=NOW_MS + 6_000)) == 1
-
-
-def test_a_time_that_is_none_is_refused_and_changes_nothing(topic):
-    store, log, *_ = topic
-    before = ids_on_disk(store), log.ledgers.counts(), store.mutation_count
-    for wrong, error in ((-1, ValueError), (2**63, ValueError), ("1", TypeError), (1.5, TypeError)):
-        for call in (
-            lambda wrong=wrong: log.publish([Message(b"x")], now_ms=wrong),
-            lambda wrong=wrong: trim_log(log, NOTHING_KEPT, {}, now_ms=wrong, stored={}),
-            lambda wrong=wrong: MessageLog.open(store, topic="t", now_ms=wrong),
-        ):
-            with pytest.raises(error, match="now_ms"):
-                call()
-    assert (ids_on_disk(store), log.ledgers.counts(), store.mutation_count) == before
 
 
 def test_the_report_names_the_ledger_from_which_the_retention_keeps_the_log(topic):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from weakref import ref
-
 import pytest
 
 from ackstate import (
-    ConsumerClosedError,
     CorruptStateError,
     CursorClosedError,
-    DeadLetterPolicy,
-    Message,
     StoreError,
     SubscriptionType,
 )
@@ -94,17 +88,6 @@ def test_a_batch_takes_a_permit_for_each_message_that_is_not_acked_and_may_overd
     assert (broker.round(), broker.subscription.permits("a")) == ({"a": [2]}, 2)
 
 
-def test_permits_are_lost_when_the_consumer_closes():
-    broker = Rounds({"a": 3})
-    broker.subscription.consumer_closed("a")
-    assert broker.subscription.permits("a") == 0
-    with pytest.raises(ConsumerClosedError):
-        broker.subscription.add_permits("a", 1)
-    broker.subscription.consumer_opened("a")
-    broker.publish(1)
-    assert broker.round() == {}
-
-
 def test_a_consumer_at_its_own_limit_is_passed_over():
     broker = Rounds({"a": 9, "b": 9}, priorities={"b": 1}, max_unacked_messages_per_consumer=2)
     broker.publish(6)
@@ -112,15 +95,6 @@ def test_a_consumer_at_its_own_limit_is_passed_over():
     assert broker.calls == 0
     broker.ack(0, 1)
     assert (broker.calls, broker.round()) == (1, {"a": [4, 5]})
-
-
-def test_key_shared_sends_each_key_to_its_owner_and_queues_only_for_those_without_permits():
-    broker = Rounds({"a": 9, "b": 0}, KEY_SHARED)
-    broker.publish_keys((A + B) * 3)
-    assert broker.round() == {"a": [0, 2, 4]}
-    assert broker.subscription.stats().replay_entries == 3
-    broker.subscription.add_permits("b", 2)
-    assert broker.round() == {"b": [1, 3]}
 
 
 def test_messages_of_a_key_that_are_read_ahead_wait_with_one_that_waits_for_a_time():
@@ -282,28 +256,7 @@ def test_events_that_change_nothing_do_not_wake():
     assert broker.calls == 0
 
 
-def test_while_a_rule_on_messages_is_closed_an_ack_below_its_mark_does_not_wake():
-    broker = Rounds({"a": 99}, max_unacked_messages=10).settled(20)
-    broker.ack(*range(5))
-    assert broker.calls == 0
-    broker.ack(5)
-    assert broker.calls == 1
-
-
 # Times
-
-
-def test_a_time_is_reported_and_not_waited_for_unless_no_one_has_permits():
-    broker = Rounds({"a": 0}, tick_time_ms=1).settled(1, deliver_at_ms=50)
-    assert broker.wake_ms is None
-    broker.subscription.add_permits("a", 2)
-    broker.round()
-    assert broker.wake_ms == 50
-    assert broker.round(now_ms=49) == {}
-    assert broker.round(now_ms=50) == {"a": [0]}
-    broker.nack(0, delay_ms=100, now_ms=50)
-    broker.round(now_ms=50)
-    assert broker.wake_ms == 150
 
 
 @pytest.mark.parametrize("kind", SubscriptionType)
@@ -318,23 +271,6 @@ def test_a_nack_with_a_delay_wakes_if_its_time_comes_before_what_the_round_said(
         assert broker.calls == 2
     assert broker.settle(now_ms=40) == {"a": [0, 1] if kind.is_single_active else [0]}
     assert broker.wake_ms == (100 if kind.is_single_active else 50)
-
-
-def test_a_nack_with_a_delay_wakes_no_one_while_nobody_could_receive_it():
-    broker = Rounds({"a": 1}).settled(1)
-    broker.nack(0, delay_ms=100)
-    assert broker.calls == 0
-    broker.subscription.add_permits("a", 1)
-    assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 100)
-
-
-def test_a_round_without_a_waiter_wakes_the_one_who_knows_only_a_later_time():
-    broker = Rounds({"a": 9}, tick_time_ms=1).settled(1)
-    broker.settled(deliver_at_ms=500)
-    assert broker.wake_ms == 500
-    broker.nack(0, delay_ms=100)
-    assert broker.subscription.dispatch_all(now_ms=0).next_wake_ms == 100
-    assert broker.calls == 1
 
 
 def test_a_clock_that_was_set_back_brings_the_times_of_waiting_messages_nearer():
@@ -358,19 +294,6 @@ def test_a_dispatch_that_cannot_read_a_message_wakes_when_it_is_to_be_read_again
     assert (broker.calls, broker.round(), broker.wake_ms) == (1, {}, 60_000)
 
 
-def test_more_due_messages_than_a_round_queues_wake_at_once():
-    """Only the last one fills a hole; the others find no room."""
-    broker = Rounds({"a": 9}, tick_time_ms=1, max_unacked_ranges=1)
-    broker.positions = broker.log.publish([Message(b"", deliver_at_ms=50)] * 250 + [Message(b"")])
-    assert broker.settle() == {"a": [250]}
-    broker.ack(250)
-    broker.calls, received = 1, []
-    while broker.calls:
-        broker.calls = 0
-        received += broker.round(now_ms=50).get("a", [])
-    assert 249 in received
-
-
 # The waiter
 
 
@@ -391,26 +314,6 @@ def test_close_calls_the_waiter_and_a_later_round_is_refused():
     assert broker.calls == 1
     with pytest.raises(CursorClosedError):
         broker.round()
-
-
-def test_the_log_does_not_keep_a_subscription_alive():
-    broker = Rounds({"a": 9})
-    broker.round()
-    log, subscription = broker.log, ref(broker.subscription)
-    del broker
-    gc.collect()
-    assert subscription() is None
-    log.publish([])
-
-
-def test_a_dead_letter_lets_another_round_send_the_rest_of_its_key():
-    dead = []
-    broker = Rounds({"a": 2}, KEY_SHARED, options={"dead_letters": DeadLetterPolicy(0, dead.append)}).keyed(A * 2)
-    broker.nack(0)
-    broker.subscription.add_permits("a", 1)
-    broker.round()
-    assert len(dead) == 1
-    assert broker.calls > 0
 
 
 def test_dispatch_takes_no_permits():

@@ -11,10 +11,8 @@ from ackstate import (
     ManagedCursor,
     MemoryStore,
     Message,
-    PayloadTooLargeError,
     Position,
     Repair,
-    StoreError,
     SubscriptionType,
     UnreadableCursorError,
 )
@@ -74,16 +72,6 @@ def test_each_has_its_type_its_durable_mark_delete_position_and_its_properties(f
     ]
     assert billing.persist(now_ms=0).messages_covered == 1  # the list fenced nothing
     assert [each.mark_delete for each in listed(store)] == [Position(1, -1), Position(1, 3)]
-
-
-def test_an_unknown_topic_has_none():
-    store = MemoryStore()
-    assert listed(store, "nothing") == []
-    MessageLog.open(store, topic=TOPIC)
-    assert listed(store) == []
-    for wrong, error in (("", ValueError), (3, TypeError)):
-        with pytest.raises(error, match="topic"):
-            stored_subscriptions(store, wrong)
 
 
 def damage_record(disk):
@@ -148,14 +136,3 @@ def test_a_newer_release_wrote_it():
     (found,) = listed(store)
     assert found.mark_delete is None
     assert isinstance(found.problem, UnsupportedVersionError)
-
-
-def test_a_value_above_the_limit_is_a_problem_and_a_failed_storage_an_error():
-    disk = MemoryStore().disk
-    opened(MemoryStore(disk)).set_cursor_properties({"name": "x" * 300})
-    (found,) = listed(MemoryStore(disk, metadata_value_bytes_max=200))
-    assert isinstance(found.problem, PayloadTooLargeError)
-    closed = MemoryStore(disk)
-    closed.close()
-    with pytest.raises(StoreError, match="closed"):
-        stored_subscriptions(closed, TOPIC)

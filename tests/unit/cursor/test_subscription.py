@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ackstate import (
-    CursorClosedError,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
     Message,
-    Position,
-    StoreError,
     Subscription,
 )
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
@@ -55,43 +52,6 @@ def test_a_delayed_message_takes_no_reservation():
     assert topic.subscription.unacked_messages == 1
 
 
-def test_a_mark_delete_position_before_the_first_entry_is_no_end_of_a_hole():
-    """A skip of nothing while holes are filled: the next dispatch failed with an `OverflowError`."""
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
-    topic.publish(50)
-    topic.publish(150)
-    sent = topic.dispatch("a", 200)
-    topic.ack(*sent[1::2])
-    assert topic.cursor.mark_delete_position.entry_id == -1
-    assert topic.dispatch("a", 200) == []
-    topic.nack(*sent[:8:2])
-    assert topic.dispatch("a", 2) == [0, 2]
-    assert topic.subscription.skip(0, now_ms=4).newly_acked == 0
-    assert topic.dispatch("a", 2) == [4, 6]
-
-
-def test_what_was_acked_past_the_subscription_keeps_no_delayed_message_back():
-    """Waiting messages go before those that fall due: messages without a receiver took the place of these."""
-    topic = NumberedTopic(tick_time_ms=10)
-    topic.publish(5)
-    topic.publish(5, deliver_at_ms=100)
-    assert topic.dispatch(count=5) == [0, 1, 2, 3, 4]
-    topic.nack(*range(5))
-    topic.cursor.ack_many(topic.positions[1:4], now_ms=2)
-    assert topic.dispatch(count=5, now_ms=200) == [0, 4, 5, 6, 7]
-
-
-def test_a_hole_that_was_divided_past_the_subscription_is_filled_on_both_sides():
-    """Its upper part was looked for no more, and a gate shut by the number of ranges stayed shut for good."""
-    topic = NumberedTopic(max_unacked_ranges=3)
-    topic.publish(12)
-    topic.cursor.ack_many(topic.positions[7:12:2], now_ms=0)
-    assert topic.dispatch(count=1) == [0]
-    topic.cursor.ack_many(topic.positions[2:4], now_ms=0)
-    sent = [number for _ in range(3) for number in topic.dispatch(count=12)]
-    assert sorted(sent) == [1, 4, 6, 8, 10]  # 5 would divide it again.
-
-
 def test_a_restart_redelivers_what_was_acked_and_not_durable():
     topic = NumberedTopic()
     topic.publish(4)
@@ -109,21 +69,6 @@ def test_a_restart_redelivers_what_was_acked_and_not_durable():
     assert again == [topic.positions[0], topic.positions[2], topic.positions[3], after]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FULL, FaultKind.FAIL_AFTER])
-def test_a_publish_that_fails_is_not_taken_for_another_message(kind):
-    topic = NumberedTopic()
-    topic.publish()
-    topic.log.store.inject(Fault(topic.log.store.mutation_count, kind))
-    with pytest.raises(StoreError):
-        topic.log.publish([Message(b"unknown")])
-    assert topic.log.ledgers.last_confirmed == topic.positions[0]
-    (position,) = topic.log.publish([Message(b"known")])
-    assert next(topic.log.read([position])).payload == b"known"
-    sent = [each.position for each in topic.subscription.dispatch("a", 9, now_ms=0)]
-    # That which may have happened is in its ledger.
-    assert sent[:: len(sent) - 1] == [topic.positions[0], position]
-
-
 def test_a_read_that_fails_loses_no_message():
     topic = NumberedTopic()
     topic.publish(3)
@@ -138,25 +83,6 @@ def test_a_read_that_fails_loses_no_message():
             topic.dispatch()
     assert topic.subscription.unacked_messages == 0
     assert topic.cursor.read_position == topic.positions[1]
-
-
-def test_closing_persists_and_lets_go_of_the_delay_view():
-    topic = NumberedTopic(tick_time_ms=10)
-    topic.publish()
-    topic.dispatch()
-    topic.ack(0)
-    assert topic.subscription.close(now_ms=1).messages_covered == 1
-    assert topic.subscription.close(now_ms=1) is None
-    with pytest.raises(CursorClosedError):
-        topic.dispatch()
-    with pytest.raises(ValueError, match="closed"):
-        topic.subscription._messages.delayed._tracker.scheduled_messages(1, now_ms=2)
-
-
-def test_positions_that_the_log_has_not_are_not_read():
-    topic = NumberedTopic()
-    with pytest.raises(StoreError):
-        list(topic.log.read([Position(topic.log.ledgers.current_ledger_id, 0)]))
 
 
 def test_a_cursor_that_does_not_belong_to_the_log_is_refused():

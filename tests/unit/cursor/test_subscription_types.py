@@ -103,18 +103,6 @@ def test_nothing_passes_a_message_given_back_with_a_delay(kind):
 
 
 @SINGLE_ACTIVE
-def test_an_ack_of_what_holds_the_others_lets_them_go(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(3)
-    topic.dispatch("a", 2)
-    topic.nack(1)
-    topic.nack(0, delay_ms=50)
-    assert topic.dispatch("a") == []
-    topic.ack(0)
-    assert topic.dispatch("a") == [1, 2]
-
-
-@SINGLE_ACTIVE
 def test_no_limit_holds_a_single_active_consumer_back(kind):
     topic = NumberedTopic(kind, max_unacked_messages=2, max_unacked_ranges=1, max_unpersisted_ack_record_bytes=1_024)
     topic.publish(1_000)

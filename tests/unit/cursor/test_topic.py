@@ -7,8 +7,6 @@ import time
 import pytest
 
 from ackstate import (
-    CursorConfig,
-    ManagedCursor,
     MemoryStore,
     Message,
     Position,
@@ -18,7 +16,6 @@ from ackstate import (
     SubscriptionType,
     SubscriptionTypeError,
     Topic,
-    TopicClosedError,
     Topics,
     TopicSettings,
 )
@@ -107,12 +104,6 @@ def test_the_start_and_the_type_are_durable_at_once(store, topic):
     assert stored.properties["team"] == "a"
 
 
-def test_a_subscription_is_created_by_one_write(store, topic):
-    before = store.mutation_count
-    topic.subscribe("s", now_ms=1)
-    assert store.mutation_count == before + 1
-
-
 def test_another_type_is_refused_before_anything_is_taken_over(store, topic):
     billing = topic.subscribe("billing", kind=SubscriptionType.KEY_SHARED, now_ms=0)
     for kind in (SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE):
@@ -176,36 +167,6 @@ def test_a_start_and_a_type_may_be_given_by_name(topic):
         assert subscription.cursor.backlog == 3
 
 
-def test_a_refused_subscribe_changes_nothing(store, topic):
-    before = store.mutation_count
-    for wrong in (
-        {"kind": "Shred"}, {"start": 7}, {"start": "first"}, {"start": StartTime("now")}, {"start": P(-1, 0)},
-        {"options": 3}, {"limits": 3}, {"properties": {"#pulsar.internal.x": ""}}, {"properties": {"n": 3}},
-    ):  # fmt: skip
-        with pytest.raises((TypeError, ValueError)):
-            topic.subscribe("s", **wrong, now_ms=0)
-    for name in ("", None, "\ud800"):
-        with pytest.raises((TypeError, ValueError)):
-            topic.subscribe(name, now_ms=0)
-    assert store.mutation_count == before
-    assert not topic.subscriptions
-    topic.subscribe("s", now_ms=0)
-    with pytest.raises(ValueError, match="kind must be one of exclusive, "):  # also if it is open
-        topic.subscribe("s", kind="Exclusif", now_ms=0)
-
-
-def test_a_message_without_a_publish_time_is_published_now(topic):
-    first, second = topic.publish([Message(b""), Message(b"", publish_time_ms=3)], now_ms=9)
-    assert [message.publish_time_ms for message in topic.log.read([first, second])] == [9, 3]
-
-
-def test_a_subscription_closed_by_itself_is_opened_again(topic):
-    billing = topic.subscribe("billing", now_ms=0)
-    billing.close(now_ms=1)
-    assert not topic.subscriptions
-    assert topic.subscribe("billing", now_ms=2) is not billing
-
-
 def test_delayed_messages_are_held_once_for_all_subscriptions(store, delay_index):
     topic = Topic.open(store, "orders", settings=TopicSettings(delay_index=delay_index), now_ms=0)
     billing, audit = (topic.subscribe(name, now_ms=0) for name in ("billing", "audit"))
@@ -257,58 +218,6 @@ def test_one_tick_persists_all_that_are_due_with_one_sync(store, topic):
     assert store.mutation_count == before + 3  # In memory, each append is a mutation of its own.
     assert topic.tick(now_ms=9_000) == {}
     assert topic.next_wake_ms is None
-
-
-def test_a_failed_persist_is_an_outcome_and_is_tried_again_later(store):
-    no_way_round = CursorConfig(metadata_bytes_max=1)
-    topic = Topic.open(store, "orders", settings=TopicSettings(cursor=no_way_round), now_ms=0)
-    subscription = topic.subscribe("s", now_ms=0)
-    (position,) = topic.publish(messages(1), now_ms=1)
-    subscription.ack(position, now_ms=1)
-    store.break_ledgers()
-    assert isinstance(topic.tick(now_ms=1_000)["s"], StoreError)
-    assert topic.next_wake_ms == 2_000
-    store.mend_ledgers()
-    assert topic.tick(now_ms=topic.next_wake_ms)["s"].messages_covered == 1
-
-
-def test_closing_shares_a_sync_and_closes_all_subscriptions(store, topic):
-    subscriptions = [topic.subscribe(f"s{number}", now_ms=0) for number in range(4)]
-    positions = topic.publish(messages(3), now_ms=1)
-    for number in (0, 1):
-        for each in subscriptions:
-            each.ack(positions[number], now_ms=1)
-        before = store.mutation_count
-        topic.tick(now_ms=5_000) if number == 0 else topic.close(now_ms=5_000)
-    assert store.mutation_count == before + 4
-    assert topic.is_closed
-    topic.close(now_ms=5_000)
-    for call in (
-        lambda: topic.publish(messages(1), now_ms=1),
-        lambda: topic.subscribe("s0", now_ms=1),
-        lambda: topic.tick(now_ms=1),
-        lambda: topic.unsubscribe("s0", now_ms=1),
-    ):
-        with pytest.raises(TopicClosedError):
-            call()
-    again = Topic.open(MemoryStore(store.disk), "orders", now_ms=6_000)
-    assert [again.subscribe(f"s{number}", now_ms=6_000).cursor.mark_delete_position for number in range(4)] == [
-        positions[1]
-    ] * 4
-
-
-def test_a_subscription_that_cannot_persist_keeps_its_topic_open(store, topic):
-    lost, kept = (topic.subscribe(name, now_ms=0) for name in ("lost", "kept"))
-    (position,) = topic.publish(messages(1), now_ms=1)
-    for each in (lost, kept):
-        each.ack(position, now_ms=1)
-    ManagedCursor.open(store, topic="orders", subscription="lost", ledgers=topic.log.ledgers, now_ms=2)
-    with pytest.raises(Exception, match="another owner has opened this cursor"):
-        topic.close(now_ms=3)
-    assert (list(topic.subscriptions), topic.is_closed, kept.cursor.view.is_closed) == (["lost"], False, True)
-    topic.unsubscribe("lost", now_ms=4)
-    topic.close(now_ms=5)
-    assert topic.is_closed
 
 
 def test_unsubscribing_leaves_nothing_and_wakes_waiters(store, topic):

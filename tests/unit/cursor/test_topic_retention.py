@@ -36,25 +36,6 @@ def ack_all(topic, name, *, now_ms=0):
     topic.tick(now_ms=now_ms)
 
 
-def test_a_subscription_that_is_not_open_holds_the_log_and_no_one_looks_again_for_a_minute():
-    store = MemoryStore()
-    with opened(store) as topics:
-        topics.open("t", now_ms=0).subscribe("abandoned", start=Start.EARLIEST, now_ms=0)
-    topics = opened(MemoryStore(store.disk))
-    topic = topics.open("t", now_ms=0)
-    topic.subscribe("s", start=Start.EARLIEST, now_ms=0)
-    for _ in range(4):
-        publish(topic)
-    ack_all(topic, "s")
-    assert topic.may_trim(now_ms=0)
-    assert topics.trim(now_ms=0) == 1  # the empty one of the first owner
-    assert topics.trim(now_ms=0) == 0
-    assert not topic.may_trim(now_ms=59_999)
-    assert topic.may_trim(now_ms=60_000)
-    topic.unsubscribe("abandoned", now_ms=0)
-    assert topic.trim(now_ms=0) > 0
-
-
 def test_the_report_names_the_subscription_that_holds_the_log_and_costs_no_read(monkeypatch):
     store = MemoryStore()
     with opened(store) as topics:

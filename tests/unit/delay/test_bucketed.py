@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackstate import CorruptStateError, MemoryStore, Position, StoreError
+from ackstate import MemoryStore, Position, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets import cut_segments
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
-
-TIME_MAX = 2**63 - 1
 
 
 @pytest.fixture
@@ -32,37 +30,6 @@ def fail(store, *, after=0, times=4) -> None:
 
 
 # Due messages and their times.
-
-
-@pytest.mark.parametrize(
-    ("is_strict", "deliver_at_ms", "is_held"),
-    [(True, 1000, False), (True, 1001, True), (False, 1100, False), (False, 1101, True), (True, -1, False)],
-)
-def test_a_message_is_held_if_it_is_due_later_than_a_tick_from_now_or_than_now(is_strict, deliver_at_ms, is_held):
-    index = BucketedDelayIndex(config(is_deliver_at_time_strict=is_strict, tick_time_ms=100))
-    assert index.add_message(Position(3, 0), deliver_at_ms=deliver_at_ms, now_ms=1000) == is_held
-    assert len(index) == is_held
-
-
-def test_a_message_is_handed_out_a_tick_before_its_time_unless_delivery_is_strict():
-    index = BucketedDelayIndex(config(is_deliver_at_time_strict=False, tick_time_ms=100))
-    add(index, (3, 0, 1500))
-    assert index.next_delivery_ms == 1400
-    assert not index.has_message_available(now_ms=1399)
-    assert poll(index, 1399) == []
-    assert index.has_message_available(now_ms=1400)
-    assert poll(index, 1400) == [(3, 0)]
-    assert index.next_delivery_ms is None
-
-
-def test_a_poll_takes_those_due_first_and_returns_them_by_position(index):
-    with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
-        poll(index, 0, max_messages=-1)
-    add(index, (3, 0, 40), (3, 1, 20), (3, 2, 30), (3, 3, 20))
-    assert poll(index, 100, max_messages=0) == []
-    assert poll(index, 100, max_messages=3) == [(3, 1), (3, 2), (3, 3)]
-    assert index.delayed_message_count == 1
-    assert poll(index, 100) == [(3, 0)]
 
 
 # Sealing.
@@ -93,60 +60,8 @@ def test_a_snapshot_is_metadata_then_segments_in_one_sync(store, index):
     assert store.mutation_count == 5  # the registry is taken over in two, then the ledger, its entries, the key
 
 
-@pytest.mark.parametrize(
-    ("settings", "messages", "sealed"),
-    [
-        ({}, [(3, 0, 100), (4, 0, 100), (6, 0, 100)], []),
-        ({}, [(3, 0, 100), (4, 0, 100), (6, 0, 100), (6, 1, 100), (7, 0, 100)], [(3, 6)]),
-        ({"ledger_step_per_bucket": 3}, [(3, 0, 100), (5, 0, 100)], []),
-        ({"ledger_step_per_bucket": 3}, [(3, 0, 100), (5, 0, 100), (6, 0, 100)], [(3, 5)]),
-    ],
-)
-def test_a_bucket_goes_on_over_ledgers_until_it_is_full_or_spans_the_ledger_step(store, settings, messages, sealed):
-    index = BucketedDelayIndex(config(**settings), storage=storage_of(store))
-    add(index, *messages)
-    assert [each[:2] for each in ranges(index)] == sealed
-
-
-def test_without_storage_all_stays_in_memory():
-    index = BucketedDelayIndex(DelayConfig(min_index_count_per_bucket=1))
-    add(index, (3, 0, 5000), (4, 0, 6000), (5, 0, 7000), (3, 1, 5500))
-    assert ranges(index) == []
-    assert index.stats().mutable_count == 3
-    index.delete_retired()
-    assert poll(index, 10_000) == [(3, 0), (3, 1), (4, 0), (5, 0)]
-    index.clear()
-
-
-def test_what_comes_late_for_a_sealed_ledger_stays_in_memory(store, index):
-    fill(index, 3, 100)
-    add(index, (4, 0, 500), (3, 9, 400), (2, 0, 300))
-    assert index.stats().mutable_count == 1
-    assert index.stats().shared_count == 2 + 2
-    recovered, report = BucketedDelayIndex.recover(config(), storage=storage_of(store), now_ms=0)
-    assert report.message_count == len(recovered) == 4
-    assert Position(3, 9) not in recovered  # the dispatcher reads it again
-    assert poll(index, 1000) == [(2, 0), (3, 0), (3, 1), (3, 2), (3, 3), (3, 9), (4, 0)]
-
-
 def arrays(*rows) -> DelayedIndexes:
     return DelayedIndexes(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "sizes"),
-    [
-        ({"max_indexes_per_segment": None}, [4, 1, 1]),
-        ({"max_indexes_per_segment": 3}, [3, 2, 1]),
-        ({"max_indexes_per_segment": None, "max_time_step_per_segment_ms": 1}, [2, 1, 1, 1, 1]),
-        ({"max_indexes_per_segment": None, "max_time_step_per_segment_ms": 2**63 - 1}, [6]),
-    ],
-)
-def test_segments_are_cut_by_time_and_count(settings, sizes):
-    rows = [(100, 3, 0), (100, 3, 1), (105, 3, 2), (109, 3, 3), (110, 3, 4), (TIME_MAX, 3, 5)]
-    cut = cut_segments(arrays(*rows), DelayConfig(**({"max_time_step_per_segment_ms": 10} | settings)))
-    assert [len(segment.entry_ids) for segment in cut] == sizes
-    assert np.concatenate([segment.entry_ids for segment in cut]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_of_a_position_twice_in_a_segment_the_later_time_stays():
@@ -169,44 +84,7 @@ def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
 # From segment to segment.
 
 
-def test_the_next_segment_is_loaded_when_the_last_message_of_the_one_before_is_taken(store, index):
-    fill(index, 3, 100)
-    add(index, (4, 0, 500))
-    assert poll(index, 100) == [(3, 0)]
-    assert ranges(index) == [(3, 3, 1, 2)]
-    assert poll(index, 110) == [(3, 1)]
-    assert ranges(index) == [(3, 3, 2, 2)]
-    assert poll(index, 120) == [(3, 2)]
-    assert store.ledgers.owned_by("delayed") == [1]
-    assert poll(index, 130) == [(3, 3)]
-    assert ranges(index) == []
-    assert store.ledgers.owned_by("delayed") == []
-    assert keys_of(store) == {}
-
-
 # The mark-delete position, `clear`, `close`.
-
-
-def test_what_the_mark_delete_has_passed_counts_no_longer_and_leaves_nothing(store, index):
-    many_buckets(index, count=2)
-    index.advance_mark_delete(Position(4, 3))
-    assert ranges(index) == [(4, 4, 1, 2)]
-    assert len(index) == 5
-    index.advance_mark_delete(Position(3, 0))
-    index.advance_mark_delete(Position(6, -1))
-    assert len(index) == 0
-    assert ranges(index) == []
-    assert store.ledgers.owned_by("delayed") == []
-    assert keys_of(store) == {}
-    assert index.next_delivery_ms is None
-    assert poll(index, 9999) == []
-
-
-def test_a_bucket_that_reaches_over_the_mark_delete_is_kept(index):
-    add(index, (3, 0, 10), (3, 1, 20), (4, 0, 30), (4, 1, 40), (5, 0, 50))
-    index.advance_mark_delete(Position(4, 0))
-    assert ranges(index) == [(3, 4, 1, 2)]
-    assert poll(index, 60) == [(4, 0), (4, 1), (5, 0)]
 
 
 def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(store, index):
@@ -285,28 +163,6 @@ def test_a_bucket_that_cannot_be_written_stays_in_memory(store, index):
     assert poll(index, 1000) == [(3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER])
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_a_write_is_tried_four_times_and_its_leftovers_are_deleted(store, index, kind, skipped):
-    fill(index, 3, 100)
-    # Every other mutation, so that it is once the ledger that cannot be made and once its entries.
-    for attempt in range(3):
-        store.inject(Fault(store.mutation_count + (1 + skipped) * attempt + skipped, kind))
-    add(index, (4, 0, 500))
-    assert ranges(index) == [(3, 3, 1, 2)]
-    index.clear()
-    assert store.ledgers.owned_by("delayed") == []
-    assert keys_of(store) == {}
-
-
-def test_a_bucket_that_cannot_be_registered_is_used_and_registered_with_the_next(store, index):
-    fill(index, 3, 100)
-    fail(store, after=4)
-    add(index, (4, 0, 500))
-    # Sealing tries a failed call once more before it returns.
-    assert keys_of(store) == {f"{KEY}_3_3": "1"}
-
-
 class Ledgers:
     """Ledgers of which reads fail a number of times, with an error; the sizes of appends are noted."""
 
@@ -350,16 +206,6 @@ def test_a_load_is_tried_four_times_then_again_at_the_next_poll(store, failing):
     assert ranges(index) == [(3, 3, 1, 2)]
     assert poll(index, 200) == [(3, 1), (3, 2), (3, 3)]
     assert ranges(index) == []
-
-
-def test_a_corrupt_error_of_the_store_is_not_tried_again(store, failing):
-    failing.failures, failing.error = 9, CorruptStateError("page", offset=0, expected="a page", found="noise")
-    index = index_on(failing, store)
-    fill(index, 3, 100)
-    add(index, (4, 0, 500))
-    assert poll(index, 120) == [(3, 0), (3, 1)]
-    assert failing.reads == [2]
-    assert poll(index, 130) == [(3, 2), (3, 3)]
 
 
 @pytest.mark.parametrize("answer", [KeyError("once"), [9_000]])

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from ackstate import MemoryStore, Position, StoreError
-from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, BucketRegistry, DelayConfig, SnapshotStorage
-from ackstate.delay.bucket_storage import DroppedBucket, DropReason
+from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, BucketRegistry, SnapshotStorage
+from ackstate.delay.bucket_storage import DropReason
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, encode_metadata
 from small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
@@ -50,34 +50,6 @@ def test_what_was_sealed_is_there_again_and_again(store):
     assert not index.add_message(Position(3, 0), deliver_at_ms=100, now_ms=100)  # due now: deliver it
     assert poll(index, 300) == [*LEDGER_3[1:], *LEDGER_4]
     assert store.ledgers.owned_by("delayed") == []
-
-
-def test_nothing_stored_is_an_empty_index():
-    index, report = recover(MemoryStore())
-    assert report == BucketRecoveryReport()
-    assert len(index) == 0
-    fill(index, 3, 100)
-    fill(index, 4, 100)
-    assert ranges(index) == [(3, 3, 1, 2)]
-
-
-def test_segments_that_are_due_are_skipped_and_a_bucket_of_which_all_is_goes(store):
-    index, report = recover(store, now_ms=219)
-    assert report == BucketRecoveryReport(
-        bucket_count=1,
-        message_count=2,
-        segments_skipped=1,
-        dropped=(DroppedBucket(f"{KEY}_3_3", "1", DropReason.DUE),),
-    )
-    assert ranges(index) == [(4, 4, 2, 2)]
-    assert Position(4, 1) not in index
-    assert Position(4, 2) in index
-    assert keys_of(store) == {f"{KEY}_4_4": "2"}
-    assert store.ledgers.owned_by("delayed") == [2]
-    assert poll(index, 300) == [(4, 2), (4, 3)]
-    lenient = DelayConfig(min_index_count_per_bucket=4, max_indexes_per_segment=2, tick_time_ms=10)
-    _, report = recover(sealed(), now_ms=120, config=lenient)
-    assert [each.reason for each in report.dropped] == [DropReason.DUE], "a tick earlier, unless delivery is strict"
 
 
 # Sources of a merge that are still there, and ranges that only look like it.
@@ -126,19 +98,6 @@ def test_a_bucket_sealed_after_a_recovery_may_cover_a_recovered_one_and_both_del
     assert poll(index, 900) == [(7, 0)]
     assert store.ledgers.owned_by("delayed") == []
     assert keys_of(store) == {}
-
-
-def test_merging_what_overlaps_may_replace_the_snapshot_under_the_key_of_a_source(store):
-    index, _ = recover(store, config=MERGING)
-    for position, deliver_at_ms in [((2, 0), 150), ((2, 1), 400), ((6, 0), 250), ((6, 1), 500)]:
-        index.add_message(Position(*position), deliver_at_ms=deliver_at_ms, now_ms=0)
-    index.add_message(Position(7, 0), deliver_at_ms=900, now_ms=0)
-    assert ranges(index) == [(2, 6, 1, 6)]
-    assert keys_of(store) == {f"{KEY}_2_6": "4"}
-    assert store.ledgers.owned_by("delayed") == [4]
-    again, report = recover(store)
-    assert (report.message_count, report.dropped) == (12, ())
-    assert poll(again, 900) == [(2, 0), (2, 1), *LEDGER_3, *LEDGER_4, (6, 0), (6, 1)]
 
 
 # Damage.
@@ -304,8 +263,3 @@ def test_storage_that_fails_is_not_damage(store):
     fill(index, 5, 100)
     fill(index, 6, 100)
     assert ranges(index) == [(5, 5, 1, 2)]
-
-
-def test_a_recovery_refuses_a_time_that_cannot_be(store):
-    with pytest.raises(ValueError, match="now_ms"):
-        recover(store, now_ms=-1)

@@ -148,13 +148,3 @@ def test_its_figure_for_its_memory_is_within_a_fifth_of_what_is_measured(calenda
     told, measured = measured_bytes(calendar_of)
     assert 0.8 * measured <= told <= 1.2 * measured
     assert measured <= bytes_each_max * count
-
-
-@pytest.mark.slow
-def test_memory_is_given_back_as_messages_are_taken():
-    calendar = uniform(200_000, ledger_count=10)
-    full = calendar.memory_bytes
-    calendar.take_until(HOUR // 2)
-    assert calendar.memory_bytes <= 0.7 * full
-    calendar.take_until(HOUR)
-    assert calendar.memory_bytes <= 1_000

@@ -1,6 +1,5 @@
 """What Pulsar's recorded calls (`test_tracker_vectors`) leave open: bounds, refusals, memory of the one in memory."""
 
-import numpy as np
 import pytest
 
 from ackstate import Position
@@ -44,57 +43,6 @@ def fixed(count, lookahead=3) -> InMemoryDelayTracker:
 )
 def test_the_precision_is_the_greatest_power_of_two_up_to_the_tick(tick_time_ms, precision_ms):
     assert InMemoryDelayTracker(tick_time_ms=tick_time_ms).precision_ms == precision_ms
-
-
-def test_the_end_of_time_falls_due_and_so_do_the_first_and_the_last_ids_there_are(tracker, strict):
-    last = Position(2**63 - 1, 2**32 - 1)
-    for position in (last, Position(0, 0)):
-        assert offer(tracker, position, TIME_MAX)
-    assert poll(tracker, TIME_MAX) == [Position(0, 0), last]
-    assert offer(strict, A, TIME_MAX)
-    assert strict.next_delivery_ms == TIME_MAX - TIME_MAX % 64
-    assert poll(strict, strict.next_delivery_ms - 1) == []
-    assert poll(strict, TIME_MAX) == [A]
-
-
-def test_a_tick_reset_below_the_precision_or_before_time_began(tracker):
-    """Pulsar's timer runs at 9728, when nothing is due, and is not armed again."""
-    tracker.reset_tick_time(10)
-    offer(tracker, A, 10_000)
-    assert tracker.next_delivery_ms == 10_229
-    assert poll(tracker, 9_728) == []
-    assert poll(tracker, 10_229) == [A]
-    tracker.reset_tick_time(0)
-    offer(tracker, A, 1)
-    tracker.reset_tick_time(10_000)
-    assert tracker.next_delivery_ms == 0
-    tracker.clear()
-    assert not offer(tracker, A, 10_000), "the tick stays"
-
-
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_integers_of_numpy_are_integers(is_strict):
-    tracker = InMemoryDelayTracker(tick_time_ms=np.int32(100), is_deliver_at_time_strict=is_strict)
-    largest = np.int64(TIME_MAX)
-    assert tracker.add_message(Position(largest, np.uint32(7)), deliver_at_ms=largest, now_ms=np.int64(0))
-    assert poll(tracker, largest, np.int16(5)) == [Position(TIME_MAX, 7)]
-
-
-def test_once_nothing_waits_a_delay_may_be_fixed_again(strict):
-    tracker = fixed(3)
-    offer(tracker, LATER_LEDGER, -1)
-    assert poll(tracker, 10_048, 2) == [A, B]
-    for position in (D, LATER_LEDGER):
-        offer(tracker, position, 30_000)
-    assert not tracker.should_pause_all_deliveries(now_ms=0)
-    assert poll(tracker, 50_000) == [C, D, LATER_LEDGER]
-    assert tracker.next_delivery_ms is None
-    for begin in (lambda: None, tracker.clear, lambda: offer(tracker, D, -1) or poll(tracker, 0, 0)):
-        begin()
-        for position in (A, B, C):
-            offer(tracker, position, 5_000)
-        assert tracker.should_pause_all_deliveries(now_ms=0)
-        tracker.clear()
 
 
 def test_closed_is_closed(strict):

@@ -3,10 +3,6 @@
 Where the bucketed index promises the same, each test has both.
 """
 
-import sys
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, Position, Subscription
@@ -20,9 +16,7 @@ TICK = 100
 DUE = 2_000
 FAR_MS = 10**9
 NO_DELAY = -1
-TIME_MAX = 2**63 - 1
 A, B, C, D = (Position(3, entry_id) for entry_id in (0, 1, 2, 3))
-NEXT_LEDGER = Position(5, 0)
 # The most for which a batch of one message counts in the due log.
 BATCH_BYTES = 730
 
@@ -92,17 +86,6 @@ def test_a_message_is_due_at_its_time_rounded_up_to_the_tick(tick_ms):
 def test_a_message_without_delay_or_due_already_is_delivered_now(any_index, view, deliver_at_ms):
     assert not offer(view, A, deliver_at_ms)
     assert (len(any_index), view.delayed_message_count, view.next_delivery_ms) == (0, 0, None)
-
-
-def test_the_end_of_time_and_the_first_and_the_last_entry_there_can_be(any_index, view):
-    last, first = Position(2**63 - 1, 2**32 - 1), Position(0, 0)
-    any_index.learn([(first, TIME_MAX - 1), (last, TIME_MAX)])
-    assert view.skip(first, now_ms=0)
-    assert view.skip(last, now_ms=0)
-    taken = [poll(view, now_ms) for now_ms in (TIME_MAX - 2, TIME_MAX - 1, TIME_MAX)]
-    assert taken[0] == []
-    assert taken[1] + taken[2] == [first, last]
-    assert taken[2]
 
 
 def test_a_clock_that_jumps_back_changes_nothing(any_index, view):
@@ -177,22 +160,6 @@ def test_memory_grows_with_messages_and_not_with_views(index):
 # The messages of a subscription.
 
 
-def test_due_positions_come_in_position_order_and_at_most_so_many(any_index, view):
-    times = {NEXT_LEDGER: 1_100, C: 1_200, A: 1_300, B: 1_100, D: 9_000}
-    for position in sorted(times):
-        assert offer(view, position, times[position])
-    assert not view.has_message_available(now_ms=1_099)
-    assert view.next_delivery_ms == 1_100
-    assert poll(view, 1_300, max_messages=0) == []
-    assert view.next_delivery_ms == 1_300, "something due waits"
-    assert view.has_message_available(now_ms=1_300)
-    assert poll(view, 1_300, max_messages=2) == [A, B]
-    assert poll(view, 1_300, max_messages=2) == [C, NEXT_LEDGER]
-    assert not view.has_message_available(now_ms=1_300)
-    assert poll(view, 1_300, max_messages=2) == []
-    assert (view.delayed_message_count, view.next_delivery_ms) == (1, 9_000)
-
-
 @pytest.mark.parametrize("is_attached", [False, True])
 def test_what_was_acked_while_it_waited_is_never_handed_out_and_a_hole_keeps_nothing_back(any_index, is_attached):
     """1,000 messages are due at once. Of those handed out all are acked but the first: the mark-delete stays there."""
@@ -242,16 +209,6 @@ def test_an_error_of_the_ack_state_or_of_the_subscription_loses_nothing(index):
     assert reader.poll(DUE) == []
 
 
-def test_views_at_different_pace_each_get_everything_once(view, other):
-    for position in (A, B):
-        offer(view, position, 1_500)
-        offer(other, position, 1_500)
-    assert poll(view, 1_500, max_messages=1) == [A]
-    assert poll(other, 1_500) == [A, B]
-    assert poll(view, 1_500) == [B]
-    assert poll(other, 1_500) == []
-
-
 def test_what_fell_due_ahead_of_a_reader_comes_by_its_reading_only(view, other):
     for each in (view, other):
         assert not offer(each, A, NO_DELAY)
@@ -274,35 +231,6 @@ def test_one_whose_time_has_come_but_whose_tick_has_not_waits_for_its_tick(index
     assert poll(view, 1_600) == []
 
 
-def test_a_message_read_again_while_it_waits_is_handed_out_once(view):
-    assert offer(view, A, 1_500)
-    assert offer(view, A, 1_500)
-    assert offer(view, A, 1_500, now_ms=1_500), "due, waiting for a poll"
-    assert view.delayed_message_count == 1
-    assert poll(view, 1_500) == [A]
-    assert not offer(view, A, 1_500, now_ms=1_500), "handed out: this is its replay"
-    assert poll(view, 9_000) == []
-
-
-@pytest.mark.parametrize("opened", ["before it is held", "before it is due", "after it is due"])
-def test_a_view_opened_late_or_in_the_middle_is_given_what_its_reader_has_passed(index, opened):
-    """It begins at B: A lies before it, C was due at once."""
-    new = index.open_view(nothing_acked) if opened == "before it is held" else None
-    for position in (A, B):
-        index.learn([(position, DUE)])
-    new = index.open_view(nothing_acked) if opened == "before it is due" else new
-    must_wait = new is not None
-    if must_wait:
-        assert offer(new, B, DUE)
-        assert not offer(new, C, NO_DELAY)
-        assert new.delayed_message_count == 1
-    advance(index, DUE)
-    new = new or index.open_view(nothing_acked)
-    assert poll(new, DUE) == ([B] if must_wait else [])
-    assert not offer(new, B, DUE, now_ms=DUE), "delivered, or met when it is due"
-    assert poll(new, 2 * DUE) == []
-
-
 def test_counts_are_each_subscriptions_own_and_exact(any_index):
     acked = {A, C}
     one, other = any_index.open_view(acked.__contains__), any_index.open_view(nothing_acked)
@@ -317,22 +245,6 @@ def test_counts_are_each_subscriptions_own_and_exact(any_index):
 
 
 # Messages that a view skips, since the log has reported them to the index.
-
-
-def test_a_message_that_is_known_to_wait_can_be_skipped_unread(any_index, view, other):
-    any_index.learn([(A, DUE), (C, 2 * DUE)])
-    assert view.skip(A, now_ms=1_000)
-    assert not view.skip(B, now_ms=1_000), "to be read, and offered"
-    assert view.unknown([A, B, C, D], now_ms=1_000) == [B, D]
-    assert view.delayed_message_count == 2
-    assert [view.count_between(A, end) for end in (A, B, C, D, NEXT_LEDGER)] == [0, 1, 1, 2, 2]
-    assert view.skip(A, now_ms=DUE), "due, and not yet handed out"
-    assert view.unknown([A, B, D], now_ms=DUE) == [B, D]
-    assert poll(view, DUE) == [A]
-    assert not view.skip(A, now_ms=DUE)
-    assert poll(view, 2 * DUE) == [C]
-    assert other.delayed_message_count == 0, "it has passed nothing"
-    assert poll(other, 2 * DUE) == []
 
 
 # A reader that restarts.
@@ -375,43 +287,6 @@ def test_what_is_offered_is_dropped_once_all_have_acked_it_and_may_come_again(an
 
 
 # The due log: who waits for whom.
-
-
-def test_a_batch_of_the_due_log_lives_until_the_last_view_has_read_it_or_is_closed(index):
-    view, other = index.open_view(nothing_acked), index.open_view(nothing_acked)
-    for position, deliver_at_ms in ((A, 1_500), (B, 1_600)):
-        offer(view, position, deliver_at_ms)
-    advance(index, 1_500)
-    poll(view, 1_500)
-    assert unread_batches(index) == 1
-    pinned = index.memory_bytes
-    assert not other.has_message_available(now_ms=1_500)
-    assert unread_batches(index) == 0
-    assert index.memory_bytes < pinned
-    poll(view, 1_600)
-    assert unread_batches(index) == 1
-    other.close()
-    assert unread_batches(index) == 0
-
-
-def test_without_a_view_what_falls_due_is_dropped(index):
-    empty = index.memory_bytes
-    index.learn([(A, 1_500)])
-    assert index.memory_bytes > empty
-    advance(index, 1_500)
-    assert (len(index), unread_batches(index), index.memory_bytes) == (0, 0, empty)
-
-
-def test_a_long_due_log_is_let_go_without_deep_recursion():
-    index = TopicDelayIndex(tick_time_ms=TICK, due_log_bytes_max=1 << 30)
-    view, other = index.open_view(nothing_acked), index.open_view(nothing_acked)
-    for tick in range(10_000):
-        advance(index, tick * TICK)
-        index.learn([(Position(3, tick), tick * TICK + 1)])
-    assert unread_batches(index) == 9_999
-    view.close()
-    other.close()
-    assert unread_batches(index) == 0
 
 
 # A view that lags behind the due log is cut off from it: nothing is lost, nothing comes twice, memory is bounded.
@@ -489,51 +364,6 @@ def test_views_that_were_cut_off_are_given_what_fell_due_since_and_nothing_else(
         assert reader.poll(9_000) == [Position(3, 12)]
     assert readers[0].calls == 0
     assert readers[1].calls > 0
-
-
-@bounds
-def test_one_that_is_offered_after_the_cut_off_is_judged_as_before(bytes_max):
-    """The view finds the missed messages before it answers: else it would answer "deliver it now", and hand it out."""
-    index, readers = both_kinds(due_log_bytes_max=bytes_max)
-    for reader in readers:
-        for tick in range(8):
-            reader.read(DUE + tick * TICK, now_ms=1_000)
-    for tick in range(8):
-        advance(index, DUE + tick * TICK)
-    for reader in readers:
-        assert offer(reader.view, A, DUE, now_ms=9_000), "it waits to be handed out"
-        assert reader.view.skip(B, now_ms=9_000)
-        assert reader.poll(9_000) == numbered(range(8))
-        assert not offer(reader.view, A, DUE, now_ms=9_000), "this is its replay"
-
-
-@bounds
-def test_a_rewound_or_a_closed_view_is_not_told_what_it_missed_before(bytes_max):
-    index, readers = both_kinds(due_log_bytes_max=bytes_max)
-    for reader in readers:
-        for tick in range(8):
-            reader.read(DUE + tick * TICK, now_ms=1_000)
-    for tick in range(7):
-        advance(index, DUE + tick * TICK)
-    for reader in readers:
-        reader.view.clear()
-        reader.sent.clear()
-        reader.read_end = 0
-        assert reader.poll(DUE + 6 * TICK) == []
-        for tick in range(8):
-            reader.read(DUE + tick * TICK, now_ms=DUE + 6 * TICK)
-        assert reader.sent == set(numbered(range(7)))
-    for reader in readers:
-        assert reader.poll(9_000) == [Position(3, 7)]
-    calls = readers[1].calls
-    for reader in readers:
-        reader.read(9_900, now_ms=9_000)
-        reader.view.close()
-    for entry_id in range(20):
-        index.learn([(Position(4, entry_id), 10_000 + entry_id * TICK)])
-    for entry_id in range(20):
-        advance(index, 10_000 + entry_id * TICK)
-    assert (unread_batches(index), readers[1].calls) == (0, calls)
 
 
 def test_what_falls_due_while_the_subscription_is_asked_comes_once():
@@ -629,70 +459,7 @@ def test_one_dead_subscription_of_1000_changes_nothing_for_the_others(
         assert size <= size_beside_dead <= size + bytes_max
 
 
-def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of Python a call runs: work that can be counted, whatever the machine."""
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def test_a_due_message_is_the_same_little_work_for_each_view_whatever_else_fell_due_or_waits():
-    def lines_of_a_wake_up(subscription_count, tick_count, far_count=9):
-        times = [tick * TICK for tick in range(1, tick_count + 2)]
-        times += [10**6 + number * TICK for number in range(far_count)]
-        topic = SharedTopic(times, subscription_count=subscription_count, is_one_dead=True)
-        topic.run(tick_count)
-        now_ms = (tick_count + 1) * TICK
-        moving = lines_run(lambda: advance(topic.index, now_ms))
-        asking = {lines_run(lambda view=view: view.has_message_available(now_ms=now_ms)) for view in topic.views}
-        assert all(view.has_message_available(now_ms=now_ms) for view in topic.views)
-        return moving, asking
-
-    moving, asking = lines_of_a_wake_up(5, 20)
-    assert len(asking) == 1
-    assert moving + max(asking) < 200
-    assert lines_of_a_wake_up(50, 20) == lines_of_a_wake_up(5, 200) == (moving, asking)
-    assert lines_of_a_wake_up(5, 20, 10_000) == lines_of_a_wake_up(5, 20, 20_000)
-
-
 # Refusals: nothing is changed.
-
-
-@pytest.mark.parametrize(
-    ("message", "error", "saying"),
-    [
-        ((Position(3, -1), DUE, 1_000), ValueError, "must be in"),
-        ((Position(-1, 0), DUE, 1_000), ValueError, "must be in"),
-        ((Position(3, 2**32), DUE, 1_000), ValueError, "must be in"),
-        ((Position(2**63, 0), DUE, 1_000), ValueError, "must be in"),
-        ((Position(3, "0"), DUE, 1_000), TypeError, "'0'"),
-        ((A, 2**63, 1_000), ValueError, "deliver_at_ms"),
-        ((A, 1500.0, 1_000), TypeError, "deliver_at_ms"),
-        ((A, DUE, 2**63), ValueError, "now_ms"),
-        ((A, DUE, -1), ValueError, "now_ms"),
-        ((A, DUE, 0.5), TypeError, "now_ms"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_changes_nothing(any_index, view, message, error, saying):
-    position, deliver_at_ms, now_ms = message
-    for tracker in (view, *([any_index] if isinstance(any_index, BucketedDelayIndex) else [])):
-        with pytest.raises(error, match=saying):
-            offer(tracker, position, deliver_at_ms, now_ms=now_ms)
-        if deliver_at_ms == DUE:
-            with pytest.raises(error, match=saying):
-                tracker.skip(position, now_ms=now_ms)
-    assert (len(any_index), view.delayed_message_count, any_index.now_ms) == (0, 0, 0)
 
 
 def test_a_tick_below_a_millisecond_and_a_poll_for_fewer_than_no_messages_are_refused(any_index, view):
@@ -701,66 +468,3 @@ def test_a_tick_below_a_millisecond_and_a_poll_for_fewer_than_no_messages_are_re
             TopicDelayIndex(tick_time_ms=tick_time_ms)
     with pytest.raises(ValueError, match="max_messages must be at least 0, got -1"):
         poll(view, 1_000, max_messages=-1)
-
-
-@pytest.mark.parametrize(
-    ("make_index", "closed"), [(topic_index, "view"), (bucketed_index, "view"), (bucketed_index, "index")]
-)
-def test_a_closed_view_and_a_view_of_a_closed_index_refuse_use(make_index, closed):
-    index = make_index()
-    view = index.open_view(nothing_acked)
-    for _ in range(2):
-        (view if closed == "view" else index).close()
-    uses = [
-        lambda: offer(view, A, DUE),
-        lambda: view.has_message_available(now_ms=1_000),
-        lambda: poll(view, 1_000),
-        lambda: view.delayed_message_count if closed == "view" else index.open_view(nothing_acked),
-        lambda: view.memory_bytes,
-        lambda: view.next_delivery_ms,
-        lambda: view.clear() if closed == "view" else index.delete_retired(),
-    ]
-    for use in uses:
-        with pytest.raises(ValueError, match="closed"):
-            use()
-
-
-def test_a_view_that_somebody_closed_does_not_make_a_persist_fail(index):
-    store = MemoryStore()
-    log = MessageLog.open(store, topic="t")
-    cursor = ManagedCursor.open(store, topic="t", subscription="s", ledgers=log.ledgers, now_ms=0)
-    view = index.open_view(cursor.is_acked)
-    subscription = Subscription(log, cursor, delays=view)
-    log.publish([Message(b"")] * 2)
-    (first, _) = subscription.dispatch("c", 2, now_ms=0)
-    view.close()
-    receipt = subscription.ack(first.position, now_ms=0)
-    cursor.persist(now_ms=1)
-    assert cursor.durable(receipt)
-
-
-def test_threads_that_open_and_close_views_of_one_index_see_what_the_others_offer(index):
-    others_unseen = []
-    all_there = threading.Barrier(4, timeout=60)
-    topic_lock = threading.Lock()
-
-    def open_and_close(worker: int) -> None:
-        for turn in range(100):
-            view = index.open_view(nothing_acked)
-            all_there.wait()
-            with topic_lock:
-                offer(view, Position(turn, worker), 1_500)
-            all_there.wait()
-            with topic_lock:
-                offer(view, Position(turn, 9), 1_500)
-                if view.delayed_message_count != 5 - worker:
-                    others_unseen.append((turn, worker))
-            all_there.wait()
-            view.close()
-
-    workers = [threading.Thread(target=open_and_close, args=(worker,)) for worker in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert others_unseen == []

@@ -11,7 +11,6 @@ from ackstate.delay import BucketedDelayIndex, DelayConfig, TopicDelayIndex
 from ackstate.errors import LogFencedError
 from ackstate.limits.rules import Rule
 from ackstate.stores.memory import Fault, FaultKind
-from ackstate.topic import delete_topic
 
 FACTORY = "org.apache.pulsar.broker.delayed."
 
@@ -93,20 +92,6 @@ def drained_early(topic):
     return [each for subscription in topic.subscriptions.values() for each in subscription.dispatch("x", 99, now_ms=1)]
 
 
-def test_a_seek_back_brings_delayed_messages_again_and_one_over_them_cancels_them(delay_index):
-    topic = opened(MemoryStore(), delay_index)
-    subscription, other = (topic.subscribe(name, now_ms=0) for name in ("s", "other"))
-    positions = publish(topic, *([1_000] * 6), *([5_000] * 6))
-    assert len(subscription.dispatch("ann", 99, now_ms=1_000)) == 6
-    subscription.ack_many(positions[:6], now_ms=1_000)
-    subscription.seek(Start.EARLIEST, now_ms=1_001)
-    assert set(drained(subscription, now_ms=1_001)) == set(positions)
-    subscription.seek(Start.EARLIEST, now_ms=9_000)
-    subscription.seek(Start.LATEST, now_ms=9_000)
-    assert drained(subscription, now_ms=9_000) == {}
-    assert set(drained(other, now_ms=9_000)) == set(positions)
-
-
 def test_trimmed_ledgers_leave_nothing_in_the_index(delay_index):
     store = MemoryStore()
     topic = opened(store, delay_index)
@@ -133,28 +118,6 @@ def test_deleting_a_topic_leaves_nothing_of_its_index(delay_index):
     topic = topics.open("t", now_ms=2)
     subscription = topic.subscribe("s", start=Start.EARLIEST, now_ms=2)
     assert drained(subscription, now_ms=99_000) == {}
-
-
-@pytest.mark.parametrize("kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER])
-def test_a_crash_while_a_topic_is_deleted_leaves_nothing_after_the_next_deletion(bucketed, kind):
-    for mutation in range(60):
-        store = MemoryStore()
-        topic = opened(store, bucketed)
-        topic.subscribe("s", now_ms=0)
-        publish(topic, *([60_000] * 18))
-        try:
-            delete_topic(MemoryStore(store.disk, faults=[Fault(mutation, kind)]), "t")
-        except StoreError:
-            store = MemoryStore(store.disk)
-            again = opened(MemoryStore(store.disk), bucketed, now_ms=5)  # also by an owner that opens what is left
-            assert all(position in again.log.ledgers for position in again.delays.held) or mutation
-            again.close(now_ms=6)
-            delete_topic(MemoryStore(store.disk), "t")
-            assert left_of(MemoryStore(store.disk)) == []
-        else:
-            assert mutation > 8
-            return
-    raise AssertionError("the deletion never ended")
 
 
 @pytest.mark.slow
@@ -261,23 +224,3 @@ def test_a_gate_that_delayed_messages_alone_have_closed_opens_when_they_are_due(
         assert len(came) == 26
         assert not subscription.why_blocked(now_ms=2_000)
         assert subscription.cursor.mark_delete_position == positions[-1]
-
-
-def test_ranges_that_other_holes_part_are_not_counted_as_delayed(delay_index):
-    topic = opened(MemoryStore(), delay_index, limits=GateLimits(max_unacked_ranges=5))
-    subscription = topic.subscribe("s", now_ms=0)
-    # The first hole is in flight, the second is delayed in part, the third and the fourth are delayed.
-    positions = publish(topic, 0, 0, 0, 1_000, 0, 1_000, 0, 1_000, 0)
-    sent = {each.position for each in subscription.dispatch("ann", 99, now_ms=1)}
-    subscription.ack_many([position for position in sent if position in positions[1:2] + positions[4:]], now_ms=1)
-    while more := subscription.dispatch("ann", 99, now_ms=1):
-        sent |= {each.position for each in more}
-        subscription.ack_many([each.position for each in more], now_ms=1)
-    (reason,) = subscription.why_blocked(now_ms=1)
-    holes = subscription.cursor.view.holes()
-    delayed = [hole for hole in holes if {hole.first_position, hole.last_position} <= {positions[5], positions[7]}]
-    assert reason.delayed_ranges == len(delayed) > 0
-    subscription.ack_many([positions[0], positions[2]], now_ms=1)
-    came = drained(subscription, now_ms=1)
-    assert {positions[number] for number in (3, 5, 7)} <= set(came)
-    assert subscription.cursor.mark_delete_position == positions[-1]

@@ -75,19 +75,6 @@ def test_the_verdict_says_what_stopped_the_longest_prefix_that_fits(limits, cost
     assert gate_of(**limits).request(costs, usage=usage) == Verdict(*verdict)
 
 
-def test_a_closed_consumer_blocks_no_other_and_comes_back_open():
-    gate = gate_of(**{OF_CONSUMER: 2})
-    assert [ask(gate, messages(2), 1, consumer="a"), ask(gate, messages(1), 1, consumer="b")] == [0, 1]
-    assert (gate.closed_consumers, gate.why_blocked(messages(2), "b")) == (("a",), ())
-    (verdict,) = gate.why_blocked(messages(2), "a")
-    assert (verdict.rule, verdict.used, verdict.limit) == (Rule.CONSUMER_UNACKED_MESSAGES, 2, 2)
-    gate.refresh(NOTHING_USED)
-    assert gate.closed_consumers == ("a",)  # Of its use nothing was said.
-    gate.consumer_closed("a")
-    gate.consumer_closed("never seen")
-    assert (gate.is_closed, ask(gate, messages(1), 1, consumer="a")) == (False, 1)
-
-
 @pytest.mark.parametrize("name", [MESSAGES, OF_CONSUMER])
 def test_a_batch_larger_than_the_limit_goes_out_alone(name):
     gate = gate_of(**{name: 5})
@@ -95,28 +82,6 @@ def test_a_batch_larger_than_the_limit_goes_out_alone(name):
     assert ask(gate, NOTHING_USED, 2, weights=[9, 1]) == 1
     assert gate.request_redelivery([17] * 2, usage=NOTHING_USED, weights=[9, 1]).granted == 1
     assert gate.request_redelivery([17], usage=messages(1), weights=[9]).granted == 0
-
-
-def test_a_redelivery_passes_a_closed_rule_but_no_limit_and_closes_nothing():
-    gate = gate_of(**BYTES)
-    assert [ask(gate, Usage(used, 0, 0), 1) for used in (1010, 900)] == [0, 0]
-    assert gate.request_redelivery([62, 62, 1], usage=Usage(900, 0, 0)).granted == 2
-    assert gate.request_redelivery([1], usage=Usage(900, 124, 2)).granted == 0
-    gate = gate_of(**{MESSAGES: 2, RANGES: 10})
-    assert gate.request_redelivery([17], usage=messages(2)).rule is Rule.UNACKED_MESSAGES
-    assert gate.request_redelivery([17] * 3, usage=ranges(10), range_costs=[0, 0, 1]).granted == 2
-    assert ask(gate, messages(1), 1) == 1
-
-
-def test_a_verdict_says_since_when_its_rule_is_closed_and_each_closing_counts_once():
-    gate = gate_of(**{MESSAGES: 4})
-    assert gate.request([17] * 5, usage=NOTHING_USED, now_ms=5).since_ms is None
-    assert [gate.request([17], usage=messages(4 - at), now_ms=7 + at).since_ms for at in (0, 1)] == [7, 7]
-    assert gate.why_blocked(messages(3)) == (Verdict(0, Rule.UNACKED_MESSAGES, 3, 4, 1, 7),)
-    assert gate.why_blocked(messages(1)) == ()
-    assert gate.request([17], usage=messages(1), now_ms=9) == Verdict(1)
-    assert gate.request([17], usage=messages(4), now_ms=10).since_ms == 10
-    assert [gate.blocked_count(rule) for rule in Rule] == [0, 0, 2, 0, 0]
 
 
 def test_limits_that_change_keep_a_rule_closed_until_the_use_has_fallen_and_may_free_it():
@@ -406,18 +371,6 @@ def test_a_waiter_of_a_closed_consumer_waits_for_both_and_who_waited_longest_is_
     assert (gate.refresh(EMPTY, {"a": 0}, "a"), calls[3:], gate.is_closed) == (2, ["a", "a"], False)
 
 
-def test_a_waiter_may_ask_and_wait_again():
-    gate, calls = shut_gate(), []
-
-    def again():
-        calls.append(ask(gate, FULL, 1))
-        gate.when_open(calls.sort)
-
-    gate.when_open(again)
-    gate.refresh(EMPTY)
-    assert (calls, gate.is_closed) == ([0], True)
-
-
 @pytest.mark.parametrize(
     ("opening", "returned"),
     [
@@ -468,24 +421,6 @@ def test_a_refresh_of_a_consumer_looks_at_no_other():
     assert (asked, gate.closed_consumers) == (["b"], ("a", "c"))
     gate.refresh(EMPTY, unacked)
     assert (asked, gate.closed_consumers) == (["b", "a", "c"], ())
-
-
-@pytest.mark.parametrize("broker", [None, BrokerLimit(9)])
-def test_a_gate_that_closes_for_good_calls_everyone_once_and_lets_nobody_wait(broker):
-    gate, calls = DispatchGate(GateLimits(0, 4, max_unacked_messages_per_consumer=4), broker=broker), []
-    ask(gate, messages(4), 1, consumer="a")
-    gate.when_open(lambda: 1 / 0)
-    for name in "abab":
-        gate.when_open(lambda name=name: calls.append(name), name)
-    gate.wake()  # while it stays shut
-    assert (calls, gate.is_closed) == (["a", "b", "a", "b"], True)
-    gate.when_open(lambda: calls.append("c"))
-    gate.close()
-    gate.close()
-    gate.refresh(EMPTY, {})
-    ask(gate, FULL, 1)
-    gate.when_open(lambda: calls.append("late"))
-    assert calls[4:] == ["c", "late"]
 
 
 @pytest.mark.slow

@@ -30,52 +30,6 @@ def longest(delay_ms):
     return P(max_delivery_delay_ms=delay_ms)
 
 
-@pytest.mark.parametrize(
-    ("document", "error", "saying"),
-    [
-        ({"active": 1}, TypeError, "active must be true or false, got 1"),
-        ({"active": "true"}, TypeError, "active must be true or false, got 'true'"),
-        ({TICK: True}, TypeError, rf"tick_time_ms \({TICK}\) must be a whole number of milliseconds, got True"),
-        ({TICK: 0}, ValueError, rf"tick_time_ms \({TICK}\) must be in 1\.\.9223372036854775807, got 0"),
-        ({TICK: 1.0}, TypeError, TICK),
-        ({LONGEST: -1}, ValueError, rf"\({LONGEST}\) must be in 0\.\..*, got -1"),
-        ({LONGEST: 2**63}, ValueError, f"{LONGEST}.*got 9223372036854775808"),
-        ({LONGEST: "5"}, TypeError, f"{LONGEST}.*got '5'"),
-        ({FIXED: -5}, ValueError, rf"\({FIXED}\) must be in 0\.\..*, got -5"),
-        ({FIXED: 5.5}, TypeError, f"{FIXED}.*got 5.5"),
-        ([], TypeError, r"an object, got \[\]"),
-        (None, TypeError, "an object, got None"),
-        ({"tick_time_ms": 5}, ValueError, f"unknown field 'tick_time_ms' .*; did you mean '{TICK}'?"),
-        ({"maxDeliveryDelay": 5}, ValueError, f"unknown field 'maxDeliveryDelay' .*did you mean '{LONGEST}'"),
-        ({7: 5}, ValueError, f"unknown field 7 of delayed delivery policies; known are active, {TICK}, "),
-    ],
-)
-def test_json_that_is_wrong_is_refused_by_name(document, error, saying):
-    with pytest.raises(error, match=saying):
-        P.from_json(document)
-
-
-@pytest.mark.parametrize(
-    ("document", "policies"),
-    [
-        ({}, P()),
-        ({"active": None, TICK: None}, P()),
-        ({"active": False}, P(active=False)),
-        ({TICK: 1000, LONGEST: 0}, P(tick_time_ms=1000, max_delivery_delay_ms=0)),
-        ({FIXED: 2**63 - 1}, fixed(2**63 - 1)),
-    ],
-)
-def test_json_is_read_and_null_is_unset(document, policies):
-    assert P.from_json(document) == policies
-    assert policies.to_json() == {name: value for name, value in document.items() if value is not None}
-
-
-def test_a_broker_has_no_unset_policy():
-    for values in ({"active": None}, {"tick_time_ms": None}, {"max_delivery_delay_ms": None}):
-        with pytest.raises(TypeError, match=next(iter(values))):
-            BrokerDelayedDelivery(**values)
-
-
 def test_an_update_replaces_what_it_names_and_keeps_the_rest():
     before = P(active=True, max_delivery_delay_ms=60_000, fixed_delivery_delay_ms=5_000)
     assert before.updated(P(tick_time_ms=10)) == P(True, 10, 60_000, 5_000)
@@ -99,23 +53,6 @@ def test_a_delay_above_the_maximum_is_refused_in_pulsars_words(asked_ms):
         policies.deliver_at(1_000, asked_ms)
     assert str(caught.value) == "Exceeds max allowed delivery delay of 60 milliseconds"
     assert (caught.value.max_delivery_delay_ms, caught.value.level) == (60, Level.NAMESPACE)
-
-
-@pytest.mark.parametrize("active", [True, False])
-@pytest.mark.parametrize(
-    ("times", "error", "saying"),
-    [
-        ((-1, 5), ValueError, "publish_time_ms must be in 0"),
-        ((2**63, 5), ValueError, "publish_time_ms"),
-        ((5, 2**63), ValueError, "deliver_at_ms"),
-        ((5, -(2**63) - 1), ValueError, "deliver_at_ms"),
-        ((5.0, 5), TypeError, "publish_time_ms .*got 5.0"),
-        ((5, None), TypeError, "deliver_at_ms .*got None"),
-    ],
-)
-def test_a_time_that_is_none_is_refused(active, times, error, saying):
-    with pytest.raises(error, match=saying):
-        EffectiveDelayedDelivery(active, fixed_delivery_delay_ms=5_000).deliver_at(*times)
 
 
 SWITCHES_OFF = "of the topic would switch off a policy of its namespace: "
@@ -162,17 +99,6 @@ def test_what_a_topic_may_and_may_not_set(update, namespace, broker, stored, rea
     with pytest.raises(DelayPolicyRefusedError) as caught:
         check_topic_settable(update, namespace, broker, stored=stored)
     assert (str(caught.value), caught.value.field) == (reason, reason.split()[0])
-
-
-def test_a_topic_that_may_disable_does_so_as_a_whole():
-    enforced = P(fixed_delivery_delay_ms=60, max_delivery_delay_ms=60)
-    check_topic_settable(P(False, None, 0, 0), enforced, ON, topic_may_disable=True)
-    with pytest.raises(DelayPolicyRefusedError, match=rf"{FIXED} 60 \(of the namespace\) would not"):
-        check_topic_settable(P(active=False), enforced, ON, topic_may_disable=True)
-    namespace = fixed(60)
-    check_namespace_settable(namespace, ON, topics={"a": P(active=False)})
-    with pytest.raises(DelayPolicyRefusedError, match=r"for topic a: .*\(says the topic\)"):
-        check_namespace_settable(namespace, ON, topics={"a": P(active=False)}, topic_may_disable=True)
 
 
 ONE = {"a": fixed(7)}

@@ -88,13 +88,6 @@ def test_a_cursor_is_told_as_a_broker_would_recover_it(ask, store):
     }
 
 
-def test_cursors_are_keyed_as_pulsar_writes_their_names(ask, store):
-    log = publish(store, counts=[1])
-    for name in ("b", "a", "eu/billing é~*"):
-        subscribe(store, log, name)
-    assert list(ask("GET", PATH).json()["cursors"]) == ["a", "b", "eu%2Fbilling+%C3%A9%7E*"]
-
-
 def test_a_cursor_beyond_the_end_of_its_log_is_named_and_no_more(ask, store):
     log = publish(store, counts=[10])
     cursor = subscribe(store, LedgerMap.from_counts({log.current_ledger_id: 20}), "billing")

@@ -256,18 +256,6 @@ def test_explain_is_what_the_subscription_explains(broker):
     assert explained["redelivery_if_crashed"] == 3
 
 
-def test_explain_names_one_subscription_if_asked(broker):
-    for name in ("b/1", "a"):
-        broker.subscribe(name)
-    assert [each["subscription"] for each in broker.get(f"{PATH}/explain")["subscriptions"]] == ["a", "b/1"]
-    assert [each["subscription"] for each in broker.get(f"{PATH}/explain", subscription="b/1")["subscriptions"]] == [
-        "b/1"
-    ]
-    broker.get(f"{PATH}/explain", subscription="c", status=404)
-    for top in ("0", "101", "x"):
-        broker.get(f"{PATH}/explain", top=top, status=400)
-
-
 def test_live_objects_are_read_in_the_thread_of_the_loop(broker, live):
     _, topics, collector, ask = live
     topics.readers.clear()

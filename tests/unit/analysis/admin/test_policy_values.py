@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ackstate.limits import DelayedDeliveryPolicies
 from command_line import run
-from pulsar_admin import serving
 
 TICK, LONGEST, FIXED = "tickTime", "maxDeliveryDelayInMillis", "fixedDeliveryDelayInMillis"
 ON = {"active": True}
@@ -16,25 +13,6 @@ LEVELS = {"namespaces": "/admin/v2/namespaces/a/b", "topics": "/admin/v2/persist
 NAMES = {"namespaces": "a/b", "topics": "a/b/orders"}
 JSON = {"Content-Type": "application/json"}
 
-# Flags of the command, what it sends, which REST keeps and which is the JSON of the value.
-VALUES = [
-    ("-e", ON),
-    ("--enable", ON),
-    ("-d", {"active": False}),
-    ("--disable", {"active": False}),
-    ("-e -t 90s", ON | {TICK: 90_000}),
-    ("-e -t90s", ON | {TICK: 90_000}),
-    ("-e -t=90s", ON | {TICK: 90_000}),
-    ("-et 90s", ON | {TICK: 90_000}),
-    ("-e --time=10m", ON | {TICK: 600_000}),
-    ("-e --time 1ms", ON | {TICK: 1}),
-    ("-e -md 3d", ON | {LONGEST: 259_200_000}),
-    ("-e --maxDelay 0", ON | {LONGEST: 0}),
-    (f"-e --maxDelay {2**63 - 1}ms", ON | {LONGEST: 2**63 - 1}),
-    ("-e -fd 5h", ON | {FIXED: 18_000_000}),
-    ("-e --fixed-delay=0s", ON | {FIXED: 0}),
-    ("-t 1s -md 1h -fd 1m -e", ON | {TICK: 1_000, LONGEST: 3_600_000, FIXED: 60_000}),
-]
 # The flag and its text, the field and its number for the others.
 OUT_OF_RANGE = [
     ("--time", "-1s", TICK, -1),
@@ -45,38 +23,11 @@ OUT_OF_RANGE = [
     ("--fixed-delay", "-1s", FIXED, -1),
     ("--fixed-delay", "300000000y", FIXED, 10**1000),
 ]
-MALFORMED = [
-    *((b'{"tickTime":%s}' % value, "tickTime") for value in (b"1.5", b"true", b'"1"', b"NaN")),
-    *((b'{"active":%s}' % value, "active") for value in (b"1", b'"true"')),
-    (b'{"fixedDelay":1}', "fixedDelay"),
-    (b'{"tick_time":1}', "tick_time"),
-    *((body, "body") for body in (b'{"\\ud800":1}', b"[]", b"null", b"5", b"", b"{", b"\xff", b"[" * 60_000)),
-    (b'{"tickTime":' + b"9" * 60_000 + b"}", "body"),
-]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serving() as broker:
-        broker.answers, broker.otherwise = {}, (204, b"", {})
-        yield broker
 
 
 @pytest.fixture(params=LEVELS)
 def level(request):
     return request.param
-
-
-@pytest.mark.parametrize(("flags", "body"), VALUES)
-def test_what_the_command_sends_rest_keeps_and_the_value_is(server, ask, capsys, level, flags, body):  # noqa: PLR0917
-    server.requests.clear()
-    words = [level, "set-delayed-delivery", NAMES[level], *flags.split()]
-    assert run(capsys, "--admin-url", server.url, *words) == (0, "", "")
-    (request,) = server.requests
-    path = f"{LEVELS[level]}/delayedDelivery"
-    assert (request.method, request.target, json.loads(request.body)) == ("POST", path, body)
-    assert ask("POST", path, content=request.body, headers=JSON).status_code == 204
-    assert ask("GET", path).json() == body == DelayedDeliveryPolicies.from_json(body).to_json()
 
 
 @pytest.mark.parametrize(("flag", "text", "field", "number"), OUT_OF_RANGE)
@@ -92,16 +43,6 @@ def test_what_is_out_of_range_is_refused_by_name_and_changes_nothing(ask, capsys
     assert ask("GET", path).json() is None
     with pytest.raises(ValueError, match=field):
         DelayedDeliveryPolicies.from_json({field: number})
-
-
-@pytest.mark.parametrize(("body", "naming"), MALFORMED)
-def test_a_malformed_body_is_refused_by_the_name_of_the_field(ask, level, body, naming):
-    path = f"{LEVELS[level]}/delayedDelivery"
-    answer = ask("POST", path, content=body, headers=JSON)
-    assert answer.status_code == 400
-    assert naming in answer.json()["reason"]
-    assert len(answer.json()["reason"]) <= 500
-    assert ask("GET", path).json() is None
 
 
 # A number policy, a body, and what comes of it: 0 if it is kept.

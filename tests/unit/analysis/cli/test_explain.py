@@ -91,16 +91,6 @@ def freed(hole):
 UNKNOWN = "the store does not record its consumer"
 
 
-@pytest.mark.parametrize("form", list(Format))
-def test_acks_in_order_leave_no_hole(story, capsys, form):
-    (ledger,) = story.tell([message()] * 10, acks=[(0, 0), (0, 1), (0, 2)], form=form)
-    (cursor,) = explained(capsys, story.path)
-    assert cursor == {
-        "topic": TOPIC, "subscription": "billing", "status": "ok", "mark_delete": f"{ledger}:2", "backlog": 7,
-        "range_count": 0, "record_bytes": 0, "hole_count": 0, "holes": [], "problems": [],
-    }  # fmt: skip
-
-
 def test_every_second_acked_shows_what_holds_back_the_mark_delete_then_the_costliest(story, capsys):
     acks = [(0, entry_id) for entry_id in range(1, 300, 2)]
     (ledger,) = story.tell([message(5_000)] * 300, acks=acks)

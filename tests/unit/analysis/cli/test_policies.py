@@ -6,13 +6,12 @@ import json
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
-from ackstate.analysis.admin_client import AdminError, namespace_path, topic_path
+from ackstate.analysis.admin_client import AdminError, topic_path
 from command_line import ENTRY, run, write_token
 from pulsar_admin import serving
 
@@ -59,20 +58,6 @@ def test_what_is_sent_for_a_topic(server, admin, line, expected):
 
 
 @pytest.mark.parametrize(
-    ("topic", "path"),
-    [
-        ("persistent://a/b/orders", "a/b/orders"),
-        ("a/b/orders", "a/b/orders"),
-        ("orders-partition-3", "public/default/orders-partition-3"),
-        ("a/b/x y?z#%2F", "a/b/x%20y%3Fz%23%252F"),
-        ("a=b/c:d.e/größe", "a%3Db/c%3Ad.e/gr%C3%B6%C3%9Fe"),
-    ],
-)
-def test_the_path_of_a_topic(topic, path):
-    assert topic_path(topic) == f"/admin/v2/persistent/{path}"
-
-
-@pytest.mark.parametrize(
     "topic",
     [
         *("", "a/b", "/", "a/b/", "a//c", "/b/c", "persistent://", "persistent://orders", "a b/c/d", "\udcff"),
@@ -83,13 +68,6 @@ def test_the_path_of_a_topic(topic, path):
 def test_what_is_no_topic(topic):
     with pytest.raises(AdminError, match=r"persistent|not text"):
         topic_path(topic)
-
-
-def test_the_path_of_a_namespace():
-    assert namespace_path("a/b-c=1") == "/admin/v2/namespaces/a/b-c%3D1"
-    for namespace in ("", "a", "a/", "/b", "a/b/c", "a/..", "./b", "a/b c", "a/b?c", "a\n/b"):
-        with pytest.raises(AdminError, match="Invalid namespace format"):
-            namespace_path(namespace)
 
 
 # --- output
@@ -216,14 +194,6 @@ def test_what_is_wrong_with_a_token_is_told_without_it(server, admin, plugin, pa
     assert "s3cr3t" not in err
 
 
-@pytest.mark.parametrize("url", ["http://a..b", f"http://{'a' * 300}", "http://xn--a", "http://127.0.0.1:1"])
-def test_a_host_that_does_not_answer(capsys, url):
-    status, out, err = run(capsys, "--admin-url", url, *GET)
-    assert (status, out) == (1, "")
-    assert err.startswith(f"Error connecting to: {url}: ")
-    assert err.count("\n") == 1
-
-
 def test_a_password_in_a_url_is_refused_and_not_shown(capsys):
     for words in (["--admin-url", "{}", *GET], ["pulsar", "snapshot", "{}"], ["pulsar", "exporter", "{}"]):
         outcome = run(capsys, *(word.format("http://user:s3cr3t@localhost:8080") for word in words))
@@ -275,49 +245,3 @@ def test_a_policy_from_set_to_remove_keeps_what_is_not_named(ask, group, name):
     assert (changed["maxDeliveryDelayInMillis"], changed["fixedDeliveryDelayInMillis"]) == (0, 0)
     assert ask(f"{group} remove-delayed-delivery {name}") == (0, "", "")
     assert ask(f"{group} get-delayed-delivery {name}") == (0, "null\n", "")
-
-
-@pytest.mark.slow
-def test_what_is_applied_to_a_topic_comes_from_its_namespace_too(ask):
-    assert ask("namespaces set-delayed-delivery a/third -e -md 1h").status == 0
-    assert ask("topics set-delayed-delivery a/third/orders -e -t 5s").status == 0
-    own = policy(ask("topics get-delayed-delivery persistent://a/third/orders"))
-    assert own == {"active": True, "tickTime": 5_000}
-    applied = policy(ask("topics get-delayed-delivery a/third/orders --applied"))
-    assert (applied["active"], applied["tickTime"], applied["maxDeliveryDelayInMillis"]) == (True, 5_000, 3_600_000)
-
-
-@pytest.mark.slow
-def test_what_the_server_refuses_changes_nothing(served, ask, capsys):
-    status, out, err = ask("namespaces set-delayed-delivery a/fourth -d -fd 1m")
-    reason, empty, again, end = err.split("\n")
-    assert (status, out, again, empty, end) == (1, "", f"Reason: {reason}", "", "")
-    assert "fixed" in reason
-    for words in ("set-delayed-delivery -e", "remove-delayed-delivery"):
-        assert ask(f"topics {words} -g a/fourth/t").err.startswith("isGlobal: global policies are not supported")
-    for parameters in ([], ["--auth-params", "token:wrong"]):
-        outcome = run(capsys, *served[:2], *parameters, "namespaces", "set-delayed-delivery", "a/fourth", "-e")
-        assert (outcome.status, outcome.out) == (1, "")
-        assert "Reason: " in outcome.err
-    assert ask("namespaces get-delayed-delivery a/fourth") == (0, "null\n", "")
-    assert ask("topics get-delayed-delivery -g a/fourth/t") == (0, "null\n", "")
-
-
-WITHOUT_HTTPX = """
-import sys
-sys.modules["httpx"] = None
-from ackstate.analysis.cli import main
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_only_a_request_needs_the_extra():
-    missing = "httpx is missing: install ackstate[admin]\n"
-    for words, expected in (
-        (["topics", "set-delayed-delivery", "-h"], (0, "")),
-        (["topics", "get-delayed-delivery", "orders"], (1, missing)),
-    ):
-        command = [sys.executable, "-P", "-c", WITHOUT_HTTPX, *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert (done.returncode, done.stderr) == expected

@@ -15,7 +15,7 @@ from ackstate.analysis.pulsar.durable import DurableReader
 from ackstate.analysis.pulsar.sources import REASONS
 from ackstate.stores.base import StoreError
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, encode_cursor_info, encode_position_info
-from command_line import assert_one_line, run
+from command_line import run
 from pulsar_admin import (
     CONFIGURATION,
     INTERNALS,
@@ -24,7 +24,6 @@ from pulsar_admin import (
     STATS,
     TOPIC,
     serving,
-    topic_answers,
 )
 from pulsar_nodes import layout_of, new_nodes
 
@@ -88,17 +87,6 @@ def test_the_json_has_the_keys_that_scripts_read(capsys, make_broker):
         "comes_back_if_unloaded", "limits", "remarks", "settings_assumed",
     }  # fmt: skip
     assert set(found["limits"][0]) == {"setting", "unit", "used", "limit", "percent", "holes_left", "advice"}
-
-
-def test_a_partitioned_topic_is_its_partitions(capsys, make_broker):
-    broker = make_broker(
-        topic_answers(f"{PATH}-partition-0")
-        | topic_answers(f"{PATH}-partition-1")
-        | {f"{PATH}/partitions": {"partitions": 2}}
-    )
-    answer = told(capsys, broker.url, "--topic", "smoke")
-    assert [each["topic"] for each in answer["subscriptions"]] == [f"{TOPIC}-partition-0", f"{TOPIC}-partition-1"]
-    assert answer["brokers"][0]["comes_back"] == 60
 
 
 def limits(answer):
@@ -207,26 +195,6 @@ def test_acks_while_it_is_read_make_one_more_look_and_then_a_range(  # noqa: PLR
     assert broker.asked.count(f"{PATH}/internalStats") == count
 
 
-@pytest.mark.parametrize(
-    ("mark_delete", "ranges", "durable_mark_delete", "durable_ranges", "expected"),
-    [
-        ("3:9", [], (3, -1), [], 10),  # as after skip: nothing of it was written
-        ("3:59", [], (3, -1), [], 60),  # skip-all
-        ("3:59", [], (3, 59), [], 0),
-        ("3:9", [], (3, -1), [(2, 4)], 8),  # durable ranges that the mark-delete has joined
-        ("3:2", [6], (3, 4), [(6, 8)], 0),  # a seek back: the record has more than memory
-        ("3:2", [7], (3, 4), [(6, 7)], 1),
-    ],
-)
-def test_entries_up_to_the_mark_delete_come_back_unless_they_are_durable(  # noqa: PLR0917
-    capsys, nodes, with_metadata, mark_delete, ranges, durable_mark_delete, durable_ranges, expected
-):
-    write(nodes, durable_ranges, mark_delete=durable_mark_delete)
-    internals = look(markDeletePosition=mark_delete, **acked_ranges(*ranges))
-    (found,) = told(capsys, with_metadata({f"{PATH}/internalStats": internals}).url)["subscriptions"]
-    assert (found["comes_back"], found["is_exact"]) == (expected, True)
-
-
 def test_a_cursor_that_cannot_be_read_is_bounded_and_the_others_are_exact(capsys, nodes, with_metadata):
     internals = look()
     internals["cursors"] |= dict.fromkeys(("lost", "reader", "pulsar.dedup"), internals["cursors"]["sub"])
@@ -289,11 +257,6 @@ def test_without_metadata_the_reason_is_said(capsys, make_broker, words, place, 
     assert broker.asked.count(f"{PATH}/internalStats") == 1
 
 
-def test_metadata_that_the_user_names_must_be_readable(capsys, make_broker):
-    outcome = snapshot(capsys, make_broker().url, "--metadata", "oxia://127.0.0.1:1")
-    assert_one_line(outcome, "metadata oxia://127.0.0.1:1: ")
-
-
 def test_a_package_that_is_missing_is_named(capsys, with_metadata, monkeypatch):
     def fail(*_, **__):
         raise ModuleNotFoundError("No module named 'kazoo'", name="kazoo")
@@ -334,11 +297,6 @@ def test_a_bound_has_all_that_is_acked_and_exists(capsys, make_broker, changes_o
     internals = look(**changes_of_cursor) | ledgers
     (found,) = told(capsys, make_broker({f"{PATH}/internalStats": internals}).url)["subscriptions"]
     assert (found["at_least"], found["comes_back"]) == (0, most)
-
-
-def test_an_answer_without_ledgers_is_not_counted(capsys, make_broker):
-    broker = make_broker({f"{PATH}/internalStats": look() | {"ledgers": []}})
-    assert_one_line(snapshot(capsys, broker.url), "no ledgers, without which acked entries cannot be counted")
 
 
 TENANTS, DEMO = "/admin/v2/tenants", "/admin/v2/namespaces/demo"
@@ -386,12 +344,6 @@ def test_what_cannot_be_read_hides_nothing_else_and_is_told(capsys, make_broker,
     said = [line for line in outcome.out.splitlines() if name.replace("\ud800", "\\ud800") in line]
     assert "not read" in said[0]
     assert REASONS[reason] in said[1]
-
-
-def test_a_broker_that_refuses_its_settings_is_asked_once(capsys, make_broker):
-    broker = make_broker({RUNTIME: (401, b"", {}), "/admin/v2/persistent/public/default": [TOPIC] * 9})
-    assert_one_line(snapshot(capsys, broker.url), "HTTP 401")
-    assert broker.asked == ["/admin/v2/brokers/version", RUNTIME]
 
 
 # --- Partly acked batches, order, and names

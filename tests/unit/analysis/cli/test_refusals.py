@@ -198,9 +198,3 @@ def test_what_is_no_url_of_a_server(refused, url, words):
     else:
         more = ["T"] if "record" in words else []
         assert_one_line(refused(*words, url, *more), "the URL of the server must look like http://localhost:8080")
-
-
-def test_a_recording_may_have_a_name_like_a_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "chek").mkdir()
-    assert_one_line(run(capsys, "trace", "chek", "trace"), "chek: ")

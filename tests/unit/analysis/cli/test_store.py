@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ackstate import ManagedCursor, Position, Repair, SqliteStore, UnreadableCursorError
-from ackstate.topic import MessageLog
+from ackstate import Position, Repair, SqliteStore, UnreadableCursorError
 from ackstate.wire import native
 from command_line import assert_one_line, run, tree
 from pulsar_nodes import CURSOR_RECORD, layout_of, new_nodes
@@ -120,17 +119,6 @@ def test_the_repairs_announced_are_offered_and_do_what_they_say(path, tmp_path, 
         for name_of_number in ("range_count", "records_replayed", "bytes_discarded", "acks_given_up_min"):
             assert outcome[name_of_number] == getattr(report, name_of_number)
         assert outcome["properties_given_up"] == report.properties_given_up
-
-
-def test_a_name_cannot_steer_the_terminal(tmp_path, capsys):
-    with closing(SqliteStore(tmp_path)) as store:
-        MessageLog.open(store, topic=TOPIC)
-        ledgers = MessageLog.open(store, topic=TOPIC).ledgers
-        ManagedCursor.open(store, topic=TOPIC, subscription="\x1b[2J\nbill", ledgers=ledgers, now_ms=0)
-    for command in ("fsck", "inspect"):
-        out = run(capsys, command, tmp_path).out
-        assert r"\x1b[2J\nbill" in out
-        assert "\x1b" not in out
 
 
 # --- stores that cannot be read

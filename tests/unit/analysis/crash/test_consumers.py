@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,25 +20,6 @@ def test_steps_are_decided_by_the_seed_and_of_any_length(shape):
     for step in found[2]:
         if step.kind is not OperationKind.PERSIST:
             assert step.entry_id < log[step.ledger_id]
-
-
-def test_a_shape_acks_each_entry_once_in_its_order():
-    order = {name: shape.ack_order(600, Random(3)) for name, shape in WORKLOADS.items()}
-    assert all(len(set(acked)) == len(acked) and set(acked) <= set(range(600)) for acked in order.values())
-    assert order["in_order"] == list(range(600))
-    assert order["heavy_traffic"][:300] == sorted(order["heavy_traffic"][:300])
-    assert len(order["heavy_traffic"]) == len(order["many_consumers"]) == 600
-    assert len(order["one_stuck_consumer"]) == 600 - 600 // 8
-    # The block that the last entries begin may have its failure behind them.
-    assert len(order["client_holes"]) in {595, 596}
-    assert order["key_shared"] != sorted(order["key_shared"])
-
-
-def test_a_log_has_entries_and_its_ledgers_rise():
-    for seed in range(200):
-        log = consumers.ledgers(Random(seed))
-        assert sum(log.values()) > 0
-        assert all(lower < higher for lower, higher in pairwise(log))
 
 
 def test_no_mark_delete_is_one_that_a_cursor_refuses():

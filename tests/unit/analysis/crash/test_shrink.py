@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,27 +34,11 @@ def test_only_the_steps_remain_that_it_takes(needed):
     assert evidence == f"broken by {len(needed)} steps"
 
 
-def test_one_step_is_left_out_too():
-    assert shortest((7,), "broken", failing_with()[0])[0] == ()
-
-
-@pytest.mark.parametrize("tries", [0, 1, 5])
-def test_no_more_is_tried_than_the_budget_allows(tries):
-    attempt, asked = failing_with(3, 30)
-    steps, _ = shortest(STEPS, "broken", attempt, tries=tries)
-    assert len(asked) == tries
-    assert {3, 30} <= set(steps)
-
-
 def test_nothing_is_tried_after_the_time_is_over():
     attempt, asked = failing_with(3)
     times = iter(range(100))
     shortest(STEPS, "broken", attempt, seconds=4, clock=lambda: next(times))
     assert len(asked) == 4
-
-
-def test_what_does_not_fail_again_is_told_as_it_was():
-    assert shortest(STEPS, "broken", lambda _: None) == (STEPS, "broken")
 
 
 def test_a_run_becomes_as_small_as_breaks_a_promise():

@@ -99,14 +99,6 @@ def written(*appends, files=None, sync_after=0):
     return disk
 
 
-def test_a_torn_write_is_cut_at_every_byte():
-    assert of_f(written(b"sure", b"torn", sync_after=1)) == {b"sure", b"suret", b"sureto", b"suretor", b"suretorn"}
-
-
-def test_unsynced_writes_are_lost_and_reordered():
-    assert of_f(written(b"A", b"B", b"C")) == {b"", b"A", b"AB", b"ABC", b"\0B", b"\0\0C", b"A\0C", b"\0BC"}
-
-
 def test_a_cut_that_was_not_synced_may_not_have_happened():
     disk = RecordedDisk({"f": b"abcdef"})
     file = disk.open("f")
@@ -115,32 +107,6 @@ def test_a_cut_that_was_not_synced_may_not_have_happened():
     assert of_f(disk) == {b"abcdef", b"abc", b"abcX", b"abcXef"}
     file.sync()
     assert of_f(disk) == {b"abcX"}
-
-
-def test_names_not_synced_are_lost_in_any_order():
-    disk = RecordedDisk({"old": b"1"})
-    disk.create("new").sync()
-    disk.remove("old")
-    assert {tuple(dict(state)) for state in contents(disk)} == {(), ("new",), ("new", "old"), ("old",)}
-    disk.sync()
-    assert contents(disk) == {(("new", b""),)}
-
-
-def test_a_renamed_name_may_be_certain_and_its_bytes_not():
-    disk = RecordedDisk({"current": b"old"})
-    file = disk.create("draft")
-    file.write(0, b"new")
-    disk.rename("draft", "current")
-    disk.sync()
-    assert {dict(state)["current"] for state in contents(disk)} == {b"", b"n", b"ne", b"new"}
-    file.sync()
-    assert contents(disk) == {(("current", b"new"),)}
-
-
-def test_a_rename_is_all_or_nothing():
-    disk = RecordedDisk({"a": b"A", "b": b"B"})
-    disk.rename("a", "b")
-    assert contents(disk) == {(("a", b"A"), ("b", b"B")), (("b", b"A"),)}
 
 
 def test_a_state_says_what_was_lost():

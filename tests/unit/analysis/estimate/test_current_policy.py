@@ -55,17 +55,6 @@ def test_the_interval_is_that_of_the_persists_of_one_life(tmp_path, monkeypatch,
     assert rhythm_of(tmp_path, **events_of) == (rhythm and PersistRhythm(*rhythm))
 
 
-def test_an_inferred_policy_flushes_at_the_interval_and_irregular_persists_are_doubted():
-    regular = CurrentPolicy.inferred(PersistRhythm(20_000, 156, 0.98))
-    assert regular == CurrentPolicy(
-        Policy.from_mapping({"flush_interval_ms": 20_000}),
-        "inferred from 156 intervals between persists",
-        is_inferred=True,
-    )
-    (doubt,) = CurrentPolicy.inferred(PersistRhythm(20_000, 156, 0.25)).warnings
-    assert doubt.startswith("Only 25% of the intervals between persists are near 20 s")
-
-
 @pytest.mark.parametrize(
     ("settings", "interval_ms", "is_doubted"),
     [

@@ -82,13 +82,6 @@ def test_each_story_has_its_numbers(tmp_path, events, numbers):
     assert {name: row[name] for name in numbers} == numbers
 
 
-def test_the_curve_of_a_small_trace(tmp_path):
-    events = [ack(10, 0), ack(10, 1), Event(12, BEGUN), ack(13, 2), Event(15, ENDED), Event(20, CRASH)]
-    row = estimates_of(tmp_path, s=events)["s"]
-    assert row["curve_ms"] == [10, 13, 15, 20]
-    assert row["curve"][:4] == [2, 3, 1, 0]
-
-
 # --- Sums
 
 TOPICS = ("persistent://a/b/t", "persistent://a/b/u", "persistent://a/c/t", "plain")
@@ -239,13 +232,3 @@ def test_however_it_is_cut_the_peak_and_the_end_of_each_slice_stay(steps, cuts):
     assert points_of(curve) == slowly(steps, curve.width_ms)
     last_ms = max(points_of(curve)[0], default=BEGIN_MS)
     assert (last_ms - BEGIN_MS) // curve.width_ms < 8
-
-
-@pytest.mark.parametrize("seconds", [3, 30, 3_000])
-def test_a_longer_time_does_not_make_it_larger(seconds):
-    curve = ThinnedCurve(0, seconds * 1_000, slices_max=50)
-    for second in range(seconds):
-        ts_ms = second * 1_000 + np.arange(0, 1_000, 10)
-        curve.add(ts_ms, (ts_ms % 70)[None, :])
-    assert len(curve.points(1)[0]) <= 100
-    assert len(curve._ts_ms) <= 101

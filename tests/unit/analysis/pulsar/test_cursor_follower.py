@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap
 
-from ackstate import Position
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries
-from ackstate.analysis.pulsar.internal_stats import Acked
+from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll
 from ackstate.analysis.trace.events import EventKind
-from ackstate.deleted_ranges import DeletedRanges
 
 A, CUT, OUT = EventKind.ACK, EventKind.CUT_OFF, EventKind.DISPLACED
 BEGUN, ENDED = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED
@@ -36,39 +33,11 @@ def short(events):
             for event in events]  # fmt: skip
 
 
-def test_the_first_poll_finds_what_is_durable_as_recovered_and_the_rest_as_acked():
-    assert told(poll(1, {0, 1, 5, 8}, {0, 1, 8})) == [(RECOVER, 0, 1), (RECOVER, 8, 8), (A, 5, 5)]
-    assert told(poll(1, {5})) == [(A, 5, 5)]
-    assert told(poll(1, {})) == []
-
-
-def test_without_a_change_there_is_no_event():
-    assert told(poll(1, {5, 6}, {5}), poll(2, {5, 6}, {5})) == []
-
-
-def test_acks_that_a_record_covers_come_before_it_and_others_after_it():
-    found = told(poll(1, {0}), poll(2, {0, 4, 9}, {0, 4}, version=2))
-    assert found == [(A, 4, 4), BEGUN, ENDED, (A, 9, 9)]
-    assert told(poll(1, {0}), poll(2, {0, 9})) == [(A, 9, 9)]
-
-
 def test_a_record_leaves_out_acks_that_were_or_were_not_durable():
     found = told(poll(1, {0, 2, 4}, {0, 4}), poll(2, {0, 2, 4}, {0}, version=2))
     assert found == [BEGUN, (CUT, 2, 2), (OUT, 4, 4), ENDED]
     again = told(poll(1, {0, 2, 4}, {0, 4}), poll(2, {0, 2, 4}, {0}, version=2), poll(3, {0, 2, 4}, {0, 2}, version=3))
     assert again == [BEGUN, (CUT, 4, 4), ENDED]
-
-
-def test_an_entry_that_is_durable_before_memory_was_seen_to_have_it_is_acked():
-    assert told(poll(1, {0}), poll(2, {0}, {0, 1}, version=2)) == [(A, 1, 1), BEGUN, ENDED]
-
-
-def test_entries_of_a_deleted_ledger_are_not_redelivered():
-    before = poll(1, {0, 1}, {0})
-    after = CursorPoll(2_000, {4: 10}, {4: BitMap([2])}, {}, (2,), 7, 110)
-    follower = CursorFollower()
-    follower.follow(before)
-    assert short(follower.follow(after)) == [BEGUN, ENDED, (A, 2, 2)]
 
 
 @pytest.mark.parametrize("sign", [
@@ -89,51 +58,6 @@ def test_what_became_durable_before_a_crash_is_a_record_before_it():
     assert found == [BEGUN, (CUT, 5, 5), ENDED, CRASH, RECOVER, (AGAIN, 5, 5)]
 
 
-def test_acks_that_were_lost_and_made_again_between_two_polls_are_redelivered():
-    found = told(poll(1, {0, 1}, {0}), poll(2, {0, 1, 2}, {0}, cursor_ledger=-1))
-    assert found == [CRASH, RECOVER, (AGAIN, 1, 1), (A, 1, 2)]
-
-
-def test_a_load_that_loses_nothing_is_no_crash():
-    assert told(poll(1, {0, 1}, {0}), poll(2, {0, 1}, {0, 1}, version=2, cursor_ledger=-1)) == [BEGUN, ENDED]
-
-
 def test_acks_that_go_back_without_a_load_are_a_reset():
     first = poll(1, {0, 1, 5}, {0, 1})
     assert told(first, poll(2, {0}, {0}, version=2)) == [RESET, (AGAIN, 1, 1), (AGAIN, 5, 5), BEGUN, ENDED]
-
-
-def test_acks_that_a_seek_took_back_are_not_acked_though_its_record_still_has_them():
-    """A broker that dies then begins with them: those that are acked again are durable at once."""
-    first, sought = poll(1, {0, 1, 5}, {0, 1}), poll(2, {}, {0, 1, 5}, version=2)
-    assert told(first, sought) == [RESET, (AGAIN, 0, 1), BEGUN, ENDED], "the last has just become durable"
-    assert told(first, sought, poll(3, {}, {0, 1, 5}, version=2)) == [RESET, (AGAIN, 5, 5)]
-    sought = poll(2, {}, {0, 1}, version=2)
-    assert told(first, sought) == [RESET, (AGAIN, 0, 1), (AGAIN, 5, 5), BEGUN, ENDED]
-    assert told(first, sought, poll(3, {1, 7}, {0, 1}, version=2)) == [(A, 1, 1), BEGUN, ENDED, (A, 7, 7)]
-
-
-def test_a_restarted_recorder_tells_the_state_anew():
-    """Acks of the time between are not of the traffic: those that are durable were acked before."""
-    follower = CursorFollower({3: BitMap([0, 1, 5])}, is_new=False)
-    assert told(poll(9, {0, 1, 2, 8}, {0, 2}), follower=follower) == [
-        (RESET, 2, 2), (AGAIN, 1, 1), (AGAIN, 5, 5), (A, 1, 1), (A, 8, 8),
-    ]  # fmt: skip
-    follower = CursorFollower({3: BitMap([0])}, is_new=False)
-    assert told(poll(9, {0}, {0}), follower=follower) == [RESET]
-
-
-def test_of_a_deleted_cursor_nothing_is_acked():
-    follower = CursorFollower()
-    follower.follow(poll(1, {0, 5}, {0}))
-    assert short(follower.ended(2_000)) == [RESET, (AGAIN, 0, 0), (AGAIN, 5, 5)]
-    assert CursorFollower({}, is_new=False).ended(2_000) == []
-
-
-def test_only_entries_of_existing_ledgers_exist():
-    deleted = DeletedRanges()
-    for position in (Position(5, 2), Position(5, 60), Position(6, 0)):
-        deleted.add(position)
-    found = existing_entries({3: 2, 4: 10, 5: 50}, Acked(Position(4, 6), deleted))
-    assert {each: list(bitmap) for each, bitmap in found.items()} == {3: [0, 1], 4: [*range(7)], 5: [2]}
-    assert existing_entries({3: 0}, Acked(Position(9, -1), DeletedRanges())) == {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position
@@ -12,7 +10,7 @@ from ackstate.analysis.pulsar.durable import CursorGoneError, DurableReader
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import StoreError
-from ackstate.wire.pulsar import Compression, CursorInfo, RangeForm, encode_cursor_info
+from ackstate.wire.pulsar import CursorInfo, encode_cursor_info
 from pulsar_nodes import CURSOR_RECORD, NODE, TOPIC, layout_of, new_nodes
 
 LOG = {0: 50, 7: 50}
@@ -52,44 +50,6 @@ def read(reader, name="s"):
 
 def is_that_of(cursor, state):
     return (state.mark_delete, str(state.deleted)) == (cursor.mark_delete_position, str(cursor.deleted))
-
-
-@pytest.mark.parametrize("form", RangeForm)
-def test_the_last_entry_of_the_cursor_ledger_counts(nodes, reader, form):
-    cursor = acked(opened(nodes, range_form=form), 0, 2, 4)
-    first = read(reader)
-    assert is_that_of(cursor, first)
-    assert read(reader).version == first.version, "nothing was written"
-    acked(cursor, 6)
-    assert is_that_of(cursor, read(reader))
-    assert read(reader).version[:2] == first.version[:2]
-    assert read(reader).version[2] == first.version[2] + 1
-    cursor.ack(Position(0, 8), now_ms=1)
-    assert Position(0, 8) not in read(reader).deleted, "acked and not durable"
-
-
-def test_partly_acked_batches_are_read(nodes, reader):
-    cursor = opened(nodes)
-    cursor.ack_batch(Position(0, 3), [0b0111], now_ms=1)
-    cursor.persist(now_ms=1)
-    assert dict(read(reader).batch) == {Position(0, 3): (0b0111,)}
-
-
-def test_a_range_across_ledgers_has_the_entries_of_all(nodes, reader):
-    acked(acked(opened(nodes, range_form=RangeForm.LIST), *range(40, 50)), 0, 1, ledger_id=7)
-    assert {ledger_id: list(bitmap) for ledger_id, bitmap in read(reader).deleted.bitmaps()} == {
-        0: [*range(40, 50)],
-        7: [0, 1],
-    }
-
-
-@pytest.mark.parametrize("compression", Compression)
-def test_a_cursor_without_a_ledger_has_its_state_in_the_record(nodes, reader, compression):
-    cursor = acked(opened(nodes, compression=compression, compression_bytes_min=1), 1, 3)
-    cursor.close(now_ms=2)
-    state = read(reader)
-    assert is_that_of(cursor, state)
-    assert state.version[1:] == (-1, -1)
 
 
 def test_an_owner_that_continues_in_another_ledger_meanwhile_is_read_there(nodes, reader):
@@ -151,11 +111,6 @@ def test_a_deleted_cursor_that_comes_again_is_a_new_one(nodes, reader):
     assert (state.mark_delete, len(state.deleted)) == (Position(0, 7), 0)
 
 
-def test_a_topic_that_is_not_persistent_is_refused(reader):
-    with pytest.raises(ValueError, match="persistent://"):
-        reader.read([("non-persistent://public/default/t", "s")])
-
-
 def test_a_lost_connection_is_opened_again(nodes):
     acked(opened(nodes), 1)
     lost = []
@@ -196,11 +151,3 @@ def test_a_store_that_did_not_answer_is_not_waited_for_again_at_once(nodes, read
         with pytest.raises(StoreError, match="no connection for 30 s"):
             read(reader)
     assert len(read(reader).deleted) == 1
-
-
-def test_threads_share_a_reader(nodes, reader):
-    cursors = {f"s{number}": acked(opened(nodes, f"s{number}"), number, number + 2) for number in range(8)}
-    names = [(TOPIC, name) for name in cursors]
-    with ThreadPoolExecutor(8) as threads:
-        for found in threads.map(lambda number: reader.read(names[number % 3 :]), range(24)):
-            assert all(is_that_of(cursors[name], state) for (_, name), state in found.items())

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, Position
 from ackstate.analysis.pulsar.history import HoleAge, cursor_history
-from ackstate.ledger_map import LedgerMap
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, RangeForm, encode_cursor_info, encode_position_info
 from command_line import run
 from pulsar_nodes import CURSOR_RECORD, NODE, TOPIC, layout_of, new_nodes
 
 COUNTS = {3: 6, 4: 0, 5: 7, 9: 5}
-LOG = LedgerMap.from_counts(COUNTS)
 ENTRIES = [Position(ledger, entry) for ledger, count in COUNTS.items() for entry in range(count)]
 
 
@@ -107,13 +105,6 @@ def test_a_loss_has_the_reason_that_two_records_show(states, why):
     history = history_of(*(entry_of(*each) for each in states))
     assert [each.why for each in history.changes if each.why] == why
     assert history.losses == len(why)
-
-
-def test_the_changes_that_lost_most_are_kept_then_those_that_acked_most():
-    sizes = [1, 5, 2, 6, 3, 4]
-    entries = [entry_of((3, -1), ENTRIES[:size]) for size in sizes]
-    assert [each.record for each in history_of(*entries, top=3).changes] == [1, 2, 4]
-    assert [each.record for each in history_of(*entries, top=1).changes] == [2]
 
 
 def test_only_the_entries_of_some_megabytes_are_read_at_once(monkeypatch):

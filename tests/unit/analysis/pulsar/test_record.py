@@ -124,16 +124,6 @@ def test_acks_records_and_ledgers_of_a_topic(tmp_path):
     assert [event.number for event in events[TOPIC, "sub"][2:]] == [1, -1, 1, 2, 2]
 
 
-def test_a_trace_says_how_often_and_until_when_it_was_polled(tmp_path):
-    with serving() as broker:
-        record(broker.url, tmp_path / "trace", polls=3)
-    found = check_trace(tmp_path / "trace")
-    assert found.poll_ms >= 1
-    (file,) = (tmp_path / "trace").glob("*.parquet")
-    until_ms = int(pq.read_schema(file).metadata[b"ackstate.trace.polled_until_ms"])
-    assert found.end_ms == until_ms >= events_of(tmp_path / "trace")[TOPIC, ""][0].ts_ms
-
-
 @pytest.mark.parametrize(
     ("glob", "expected"),
     [
@@ -316,20 +306,6 @@ def test_finishing_an_hour_can_be_repeated_after_a_crash_at_each_step(tmp_path, 
     assert [event.first_entry for event in events_of(path)[TOPIC, "sub"]] == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_a_continued_recording_knows_what_was_acked(tmp_path):
-    looks = [acked([1, 3, 5])]
-    with serving({f"{PATH}/internalStats": looks}) as broker:
-        record(broker.url, tmp_path / "trace", polls=1)
-        broker.answers[f"{PATH}/internalStats"] = [acked([1, 7])]
-        _, resumed = record(broker.url, tmp_path / "trace", polls=1, durable=Durable(state([1], 2)))
-    assert sorted(resumed.recorded[TOPIC, "sub"][3]) == [1, 3, 5]
-    events = events_of(tmp_path / "trace")[TOPIC, "sub"]
-    later = [(EventKind(each.kind).name, each.first_entry) for each in events[kinds(events).index("RESET") :]]
-    assert later == [("RESET", -1), ("REDELIVER", 3), ("REDELIVER", 5), ("ACK", 7)]
-    assert kinds(events_of(tmp_path / "trace")[TOPIC, ""]) == ["PUBLISH"]
-    assert check_events(tmp_path / "trace").subscriptions == 1
-
-
 def test_subscriptions_and_topics_that_are_deleted_between_recordings_redeliver_nothing(tmp_path):
     without = copy.deepcopy(INTERNALS)
     without["cursors"] = {}
@@ -467,15 +443,6 @@ def test_the_policy_in_force_is_that_of_the_recorded_broker(capsys, tmp_path):
     assert found["baseline"] == "default", "the operator knows better"
 
 
-@pytest.mark.usefixtures("answered")
-def test_without_any_poll_the_status_says_so(capsys, tmp_path):
-    with serving({f"{PATH}/internalStats": (503, b"", {})}) as broker:
-        outcome = run(capsys, "pulsar", "record", broker.url, tmp_path / "trace", "--for", "1s", *METADATA)
-    assert outcome.status == 1
-    assert "1 topic not read: " in outcome.out
-    assert "HTTP 503" in outcome.out
-
-
 PROGRAM = """
 from ackstate import BatchIndexes, Position
 from ackstate.analysis.pulsar import durable
@@ -531,21 +498,6 @@ def names(taken):
     return [topic for topic, _ in taken]
 
 
-def test_topics_are_taken_in_the_order_in_which_they_are_due():
-    queue = filled(["a/3", "a/1", "a/2"])
-    assert names(queue.take(0.5)) == ["a/3"]
-    assert names(queue.take(9.0)) == ["a/1", "a/2"]
-    assert queue.take(9.0) == []
-
-
-def test_the_only_broker_has_all_polls():
-    queue = filled([f"a/{number}" for number in range(20)])
-    assert len(queue.take(99.0)) == 8
-    assert queue.take(99.0) == []
-    queue.done("a")
-    assert names(queue.take(99.0)) == ["a/8"]
-
-
 def test_a_broker_that_does_not_answer_delays_no_other():
     queue = filled([*(f"dead/{number}" for number in range(500)), "a/1", "b/1"])
     assert names(queue.take(999.0)) == ["dead/0", "dead/1", "a/1", "b/1"]
@@ -555,9 +507,3 @@ def test_a_broker_that_does_not_answer_delays_no_other():
         assert names(queue.take(1_000.0 + number)) == [f"a/{number}"]
     queue.done("dead")
     assert names(queue.take(2_000.0)) == ["dead/2"]
-
-
-def test_topics_of_unknown_brokers_have_half():
-    queue = filled([f"/{number}" for number in range(20)])
-    assert len(queue.take(99.0)) == 4
-    assert len(filled(["/1", "/2"], at_once=1).take(9.0)) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings, broker_settings
+from ackstate.analysis.pulsar.broker_settings import BrokerSettings
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
 from ackstate.analysis.pulsar.internal_stats import (
     Acked,
@@ -181,27 +181,3 @@ def test_what_a_broker_reports_itself_is_taken():
     answers = answers_of("s", **reported)
     (found,) = judge("t", Looks(answers, answers.internals, {}), BrokerSettings())
     assert (found.comes_back.low, found.comes_back.high, found.may_have_batches) == (2, 2, True)
-
-
-def test_entries_of_trimmed_ledgers_do_not_come_back():
-    now = Acked(Position(8, 1), DeletedRanges())
-    durable = durable_of(Acked(Position(1, 4), DeletedRanges()))
-    back = exactly(now, now, durable, {5: 10, 8: 3})
-    assert (back.low, back.high) == (12, 12)
-
-
-@pytest.mark.parametrize(
-    ("version", "configuration", "is_named"),
-    [
-        ("3.3.9", {}, False),
-        ("4.0.1", {}, False),
-        ("4.0.9", {"managedLedgerPersistIndividualAckAsLongArray": "false"}, True),
-        ("4.2.4", {"managedLedgerPersistIndividualAckAsLongArray": "false"}, True),
-    ],
-)
-def test_advice_names_only_settings_that_the_broker_has(version, configuration, is_named):
-    settings = broker_settings({"managedLedgerMaxUnackedRangesToPersist": "10", **configuration}, version)
-    answers = answers_of("s")
-    (found,) = judge("t", Looks(answers, answers.internals, {}), settings)
-    advice = " ".join(use.advice for use in found.limits)
-    assert ("managedLedgerPersistIndividualAckAsLongArray" in advice) is is_named

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroaring import BitMap
 
 from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
-from ackstate.analysis.replay.acked import AckAccumulator
-from ackstate.analysis.replay.cursor_replay import AgeFeed, CursorReplay, PersistTicks
+from ackstate.analysis.replay.cursor_replay import AgeFeed, PersistTicks
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.check import EventOrder
@@ -48,14 +46,6 @@ def test_every_instant_agrees_with_sets(events, sizes):
     assert folded_states(events, sizes) == replay(events)
 
 
-def test_an_ack_counts_once_and_a_very_long_run_is_not_spelled_out():
-    ack = Event(1, ACK, 3, 7, 7)
-    again = [ack, ack, Event(2, EventKind.MARK_DELETE, 3, 0, 9), ack, Event(3, ACK, 4, 7, 7)]
-    assert [state.redelivery for state in folded_states(again, [2])] == [1, 1, 10, 10, 11]
-    events = [Event(1, EventKind.MARK_DELETE, 3, 0, 2**32 - 1), Event(2, ACK, 3, 5, 5)]
-    assert [state.redelivery for state in folded_states(events)] == [2**32, 2**32]
-
-
 @pytest.mark.parametrize("sizes", [[], [1] * 11, [4, 2]])
 def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
     events = [
@@ -75,60 +65,9 @@ def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
 
 # --- When a cursor persists
 
-SETTINGS = st.fixed_dictionaries({
-    "flush_interval_ms": st.sampled_from((0, 5, 40)),
-    "tick_ms": st.sampled_from((1, 7)),
-    "mark_delete_rate_limit": st.sampled_from((0, 20, 300)),
-})  # fmt: skip
-STEPS = st.lists(
-    st.tuples(st.integers(0, 30), st.sampled_from((None, PersistTicks.persisted, PersistTicks.failed))), max_size=30
-)
-
 
 def ticks_of(opened_ms=1_000, **found):
     return PersistTicks(Policy.from_mapping(found), opened_ms=opened_ms)
-
-
-@given(SETTINGS, STEPS)
-def test_nothing_is_due_before_it_is_quiet_no_more_and_one_ack_is_as_many(found, steps):
-    one, many = ticks_of(**found), ticks_of(**found)
-    now_ms = 1_000
-    for wait_ms, take_note in steps:
-        now_ms += wait_ms
-        quiet_until = one.quiet_until
-        one.acked_at(now_ms)
-        many.acked(np.array([now_ms]))
-        due = one.next_due()
-        assert quiet_until <= due == many.next_due()
-        if take_note is not None and due <= now_ms + 30:
-            now_ms = due + 1
-            for each in (one, many):
-                take_note(each, due)
-                assert each.next_due() is None or each.next_due() > due
-
-
-def test_two_acks_that_wait_out_the_first_interval_are_one_persist():
-    ticks = ticks_of(flush_interval_ms=5, tick_ms=7)
-    ticks.acked(np.array([1_000, 1_002]))
-    assert ticks.next_due() == 1_008
-    ticks.persisted(1_008)
-    assert ticks.next_due() is None
-
-
-@pytest.mark.parametrize("rate_limit", [0, 300])
-@pytest.mark.parametrize("tick_ms", [1, 7])
-def test_without_an_interval_a_tick_is_over_once_it_has_persisted(tick_ms, rate_limit):
-    ticks = ticks_of(flush_interval_ms=0, tick_ms=tick_ms, mark_delete_rate_limit=rate_limit)
-    ticks.acked(np.array([1_000, 1_020]))
-    while (due := ticks.next_due()) is not None:
-        ticks.persisted(due)
-        last = due
-    assert ticks.flush_at > last >= 1_020
-    ticks.acked_at(1_100)
-    due = ticks.next_due()
-    for take_note in (PersistTicks.failed, PersistTicks.persisted):
-        take_note(ticks, due)
-        assert ticks.flush_at > due
 
 
 def test_the_flush_interval_starts_again_after_a_reset():
@@ -167,17 +106,6 @@ def test_only_the_last_rise_of_a_millisecond_is_fed():
     feed = AgeFeed(ruler, chunk_of([Event(ts_ms, DELIVER, 3, entry, entry) for ts_ms, entry in told]))
     assert (feed.stops.tolist(), feed.take(6)) == ([1, 5], [5, 7])
     assert (ruler.times, ruler.positions) == ([5, 7], [Position(3, 7), Position(3, 9)])
-
-
-def test_of_many_records_in_pulsars_format_only_the_last_is_kept():
-    policy = Policy.from_mapping({"flush_interval_ms": 10, "format": "PULSAR"})
-    replay = CursorReplay(policy, {1: 500}, opened_ms=0)
-    chunk = chunk_of([Event(20 * number, ACK, 1, 2 * number, 2 * number) for number in range(50)])
-    assert len(replay.take_events(chunk, AckAccumulator().take(chunk), until_ms=2_000)) == 50
-    last = replay.cursor.view.last_journal_entry
-    records = replay._store.ledgers.read(last.ledger_id, 0, last.entry_id + 1)
-    assert [bool(record) for record in records] == [False] * last.entry_id + [True]
-    assert replay.restart(now_ms=2_000) == {1: BitMap(range(0, 100, 2))}
 
 
 # --- Two cursors under one name

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from ackstate.analysis.replay.grid import policies_of, policies_of_texts, read_grid
+from ackstate.analysis.replay.grid import policies_of, read_grid
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
@@ -48,23 +46,6 @@ def test_a_policy_is_made_of_texts(texts, settings):
 def test_what_is_wrong_is_named(settings, named):
     with pytest.raises(PolicyError, match=named):
         Policy.from_mapping(settings)
-
-
-def test_deliveries_matter_to_a_young_age_and_to_a_gate():
-    for settings in ({}, {"range_count_max": 5}, {"format": "PULSAR"}, {"ledger_writable": "false"}):
-        assert Policy.from_mapping(settings).ignores_deliveries
-    for settings in (
-        {"become_old_ack_record_seconds": 1}, {"max_unpersisted_ack_record_bytes": 1_024},
-    ):  # fmt: skip
-        assert not Policy.from_mapping(settings).ignores_deliveries
-
-
-def test_a_grid_is_every_combination_the_last_setting_fastest(tmp_path):
-    file = tmp_path / "grid.json"
-    file.write_text(json.dumps({"flush_interval_ms": [1, 2], "tick_ms": [3, 4], "keep": "WIDEST"}))
-    found = [(policy.cursor.flush_interval_ms, policy.tick_ms) for policy in read_grid(file)]
-    assert found == [(1, 3), (1, 4), (2, 3), (2, 4)]
-    assert policies_of_texts({"flush_interval_ms": "1, 2"}) == policies_of({"flush_interval_ms": [1, 2]})
 
 
 @pytest.mark.parametrize(

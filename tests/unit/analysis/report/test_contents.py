@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
@@ -14,7 +12,6 @@ from ackstate.analysis.report.contents import (
     main_subscriptions,
     reference_of,
     role_text,
-    shown_policies,
     worst_subscriptions,
 )
 from ackstate.analysis.report.figures import is_resolved, is_sawtooth, slices_of
@@ -42,14 +39,6 @@ def test_headline_cards_and_charts_use_the_same_three_terms():
     assert "as recorded" not in page
     assert "baseline" not in answer(told)
     assert f"({CURRENT})" in headline(told.result)
-
-
-def test_the_reference_is_the_current_policy_and_the_recording_only_if_no_policy_was_tried():
-    result = sweep_result()
-    assert reference_of(result).label == "flush_interval_ms=60000"
-    alone = sweep_result(flushes=())
-    assert reference_of(alone).label == RECORDED
-    assert shown_policies(alone) == [alone.policies[0]]
 
 
 def test_the_worst_subscriptions_have_their_share_of_the_whole():
@@ -122,12 +111,3 @@ def test_the_page_allows_only_its_own_script_and_every_chart_has_its_numbers():
     assert "'unsafe-inline'" not in policy.partition("style-src")[0]
     assert page.count("<script") == 2
     assert page.count("<figure") == page.count("Numbers of this chart")
-
-
-def test_a_report_of_a_trace_recorded_by_polls_says_how_exact_its_times_are():
-    said = (
-        "Recorded by polls: times are known to one poll of 1.5 s, and redelivery between two polls is that of the first"
-    )
-    page = render(contents(replace(sweep_result(), poll_ms=1_500)))
-    assert page.count(said) == 1
-    assert "Recorded by polls" not in render(contents())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 
 from ackstate.analysis.trace.check import BadRowsMax, Wrong, check_events
 from ackstate.analysis.trace.convert import convert
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from trace_files import read_back, write
 
-VECTORS = Path(__file__).parents[3] / "vectors"
 PUBLISH, ACK, CRASH = EventKind.PUBLISH, EventKind.ACK, EventKind.CRASH
 MARK_DELETE, BATCH = EventKind.MARK_DELETE, EventKind.BATCH
 RUN = {
@@ -68,25 +64,6 @@ def test_a_cumulative_ack_acks_everything_up_to_its_last_entry(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("run", "events"), [
-    # Commands of one millisecond are told apart.
-    (RUN | {"broker_acks_ms": [[8, 12, [0]], [9, 12, [2]], [9, 13, [3]]]},
-     [Event(12, ACK, 4, 0, 0), Event(12, EventKind.COMMAND), Event(12, ACK, 4, 2, 2), Event(13, ACK, 6, 10, 10), DIED]),
-    # Times before the first command begin the trace.
-    (RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0},
-     [Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0), Event(30, CRASH)]),
-    (RUN | {"broker_acks_ms": [[-8, -5, [0]]], "cursor_opened_ms": [-40, -30], "t_end_ms": 0, "end": "term"},
-     [Event(0, EventKind.RECOVER), Event(25, ACK, 4, 0, 0)]),
-    # Negative words are those of Java, whose BitSet omits the last words if they are 0.
-    (BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1, 2**6 - 2]]]]]},
-     [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 67), DIED]),
-    (BATCHES | {"broker_acks_ms": [[1, 2, [[1, [-1]]]], [3, 4, [[2, []]]]]},
-     [Event(2, BATCH, 4, 3, 72), Event(2, ACK, 4, 67, 72), Event(4, ACK, 4, 73, 74), DIED]),
-])  # fmt: skip
-def test_commands_are_read_as_the_broker_means_them(tmp_path, run, events):
-    assert converted(tmp_path, run)["t", "s"] == events
-
-
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
@@ -109,32 +86,6 @@ def test_a_run_that_cannot_be_read_is_named(tmp_path, change, wrong):
     done = convert([source], tmp_path / "trace", bad_rows_max=BadRowsMax.parse("100%"))
     assert set(done.bad_rows.counts) == {wrong}
     assert ("other", "s") in read_back(tmp_path / "trace")
-
-
-def test_two_runs_of_one_name_are_two_cursors(tmp_path):
-    with pytest.raises(TraceError, match="a time before"):
-        converted(tmp_path, RUN, RUN)
-    later = json.loads(json.dumps(RUN).replace("45", "145").replace("12,", "112,"))
-    with pytest.raises(TraceError, match="two cursors under one name"):
-        converted(tmp_path, RUN, later)
-
-
-@pytest.mark.slow
-def test_the_runs_of_real_brokers_are_taken_whole(tmp_path):
-    done = convert([VECTORS / "broker-redelivery.jsonl.gz"], tmp_path / "trace")
-    assert done.bad_rows.count == 0
-    found = read_back(tmp_path / "trace")
-    for run in map(json.loads, gzip.decompress((VECTORS / "broker-redelivery.jsonl.gz").read_bytes()).splitlines()):
-        mine = found[run["topic"], run["subscription"]]
-        acked = EntrySet()
-        for event in mine:
-            if event.kind is ACK:
-                acked.add_run(event.ledger_id, event.first_entry, event.last_entry + 1)
-        published = sum(event.last_entry - event.first_entry + 1 for event in found[run["topic"], ""])
-        assert published == run["n_messages"]
-        ignores_parts = not run["index_ack"] or run["config"].get("acknowledgmentAtBatchIndexLevelEnabled") == "false"
-        assert len(acked) == run["n_acked"] or ignores_parts
-        assert (mine[-1].kind is CRASH) == (run["end"] == "kill")
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000, '{"broker_acks_ms": ' + "9" * 9_999 + "}"])

@@ -13,7 +13,7 @@ import pytest
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.trace.broker_recording import FORMAT, read_recording, recording_files
+from ackstate.analysis.trace.broker_recording import FORMAT, read_recording
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -222,17 +222,6 @@ def test_a_cumulative_ack_covers_the_ledgers_below(tmp_path):
     assert [each[2:5] for each in read_back(tmp_path / "trace")[TOPIC, "s"]] == [(3, 0, 4), (5, 0, 2), (5, 3, 3)]
 
 
-def test_two_brokers_at_once_are_merged_by_time(tmp_path):
-    """A topic moves from one broker to the other and back."""
-    recording = written(tmp_path / "r", start(), CONSUMER, opened(0), sent(1, [3, 0, 9]), ack(10, [3, 0, 0]),
-                        opened(300, "3:1"), ack(310, [3, 2, 2]))  # fmt: skip
-    other = {**start("other", T0 + 5), "broker": "elsewhere"}
-    written(recording, other, CONSUMER, opened(100, "3:0"), ack(110, [3, 1, 1]), number=1)
-    convert([recording], tmp_path / "trace")
-    times = [each.ts_ms - T0 for each in read_back(tmp_path / "trace")[TOPIC, "s"] if each.kind is EventKind.ACK]
-    assert times == [10, 110, 310]
-
-
 def published_and_named(trace):
     """Return the time at which each entry was published, and that at which a subscription named it first."""
     published, named = {}, {}
@@ -271,17 +260,6 @@ def test_entries_without_a_publish_line_are_published_when_they_are_first_named(
         (7, 3, 5, 5), (7, 5, 1, 3), (1_001, 5, 5, 6),
     ]  # fmt: skip
     check_events(tmp_path / "trace")
-
-
-def test_a_publish_line_counts_wherever_it_comes(tmp_path):
-    """The clock of the broker that had the topic first is ahead, so its lines come after those of the second."""
-    recording = written(tmp_path / "r", start(), CONSUMER, LOG, opened(500), sent(600, [3, 0, 9], kind="publish"))
-    other = {**start("other", T0 + 5), "broker": "elsewhere"}
-    written(recording, other, CONSUMER, LOG, opened(100), sent(110, [3, 0, 10]), ack(120, [3, 0, 9]), number=1)
-    convert([recording], tmp_path / "trace")
-    assert [(each.ts_ms - T0, *each[3:5]) for each in read_back(tmp_path / "trace")[TOPIC, ""]] == [
-        (110, 10, 10), (600, 0, 9),
-    ]  # fmt: skip
 
 
 def recorded_lives(rng):
@@ -348,24 +326,6 @@ def test_dropped_events_are_reported_for_good(tmp_path):
     found = check_events(tmp_path / "trace")
     assert found.dropped_events == 7
     assert "7 events dropped" in "\n".join(found.lines())
-
-
-def test_a_file_is_read_up_to_its_cut(tmp_path):
-    """Wherever a killed broker's file ends, all whole lines before are read, and nothing is raised."""
-    whole = (written(tmp_path / "r", *KILLED) / "ackstate-0.jsonl.gz").read_bytes()
-    file = tmp_path / "ackstate-1.jsonl.gz"
-    expected = list(read_recording([tmp_path / "r" / "ackstate-0.jsonl.gz"]))
-    for size in range(0, len(whole), 7):
-        file.write_bytes(whole[:size])
-        events = list(read_recording([file]))
-        assert [each.kind for each in events] == [each.kind for each in expected[: len(events)]]
-
-
-def test_text_without_compression_is_a_recording_too(tmp_path):
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in KILLED))
-    assert recording_files(file) == [file]
-    assert convert([file], tmp_path / "trace").events == 7
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ackstate.analysis.trace import generate
-from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
+from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.generate import (
     ENTRIES_PER_LEDGER,
-    Arrivals,
     joined,
 )
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS
@@ -80,15 +79,6 @@ def test_a_made_trace_could_have_happened(workload):
     assert kinds[EventKind.PERSIST_ENDED] >= 2
 
 
-def test_chunks_are_full_and_a_shorter_series_is_the_begin_of_a_longer_one():
-    plan = plan_of("mixed_delays", EVENTS)
-    series = plan.series_of(0)
-    chunks = list(series.chunks(EVENTS))
-    assert [len(each.kind) for each in chunks] == [CHUNK_EVENTS, EVENTS - CHUNK_EVENTS]
-    (few,) = series.chunks(977)
-    assert all(np.array_equal(part, column[:977]) for part, column in zip(few, chunks[0], strict=True))
-
-
 def test_the_seed_decides():
     first, _ = events_of(plan_of(seed=1))
     again, _ = events_of(plan_of(seed=1))
@@ -96,14 +86,6 @@ def test_the_seed_decides():
     assert np.array_equal(first.first_entry, again.first_entry)
     assert not np.array_equal(first.first_entry, other.first_entry)
     assert not np.array_equal(first.ts_ms, other.ts_ms)
-
-
-def test_no_run_reaches_over_the_end_of_a_ledger():
-    plan = plan_of("client_holes", 3 * ENTRIES_PER_LEDGER)
-    events, series = events_of(plan)
-    for columns in (events, published_of(plan, series)):
-        assert set(columns.ledger_id.tolist()) >= {1_000, 1_001, 1_002}
-        assert columns.last_entry.max() == ENTRIES_PER_LEDGER - 1
 
 
 def acked_and_delivered(workload, events=EVENTS, **settings):
@@ -130,13 +112,6 @@ def test_of_client_holes_one_message_in_128_stays():
     assert holes_of(settled) == 20_480 / 128
 
 
-def test_in_heavy_traffic_every_second_message_waits():
-    _, acked, delivered = acked_and_delivered("heavy_traffic", messages_per_second=1_000)
-    # Half of the messages of 3 s; some neighbours fall together.
-    assert len(delivered) - len(acked) == pytest.approx(1_500, rel=0.1)
-    assert holes_of(acked) == pytest.approx(1_500 * 3 / 4, rel=0.15)
-
-
 def test_a_stuck_consumer_takes_until_it_may_hold_no_more(monkeypatch):
     assert UNACKED_MAX == 50_000
     monkeypatch.setattr(generate, "UNACKED_MAX", 300)
@@ -145,37 +120,6 @@ def test_a_stuck_consumer_takes_until_it_may_hold_no_more(monkeypatch):
     assert set(columns.kind[is_stuck].tolist()) == {DELIVER}
     assert is_stuck.sum() == 300
     assert 300 <= len(delivered) - len(acked) < 500
-
-
-def test_long_delayed_messages_are_published_and_not_yet_sent():
-    plan = plan_of("mixed_delays", EVENTS, messages_per_second=500)
-    events, series = events_of(plan)
-    published = published_of(plan, series)
-    delay_ms = np.where(published.number < 0, 0, published.number - published.ts_ms)
-    assert np.mean(delay_ms > 3_000_000) == pytest.approx(1 / 8, abs=0.01)
-    assert np.mean(delay_ms == 0) == pytest.approx(1 / 2, abs=0.01)
-    _, delivered = check_possible(events, published)
-    assert len(delivered) < 0.88 * len(published.kind)
-
-
-def test_key_shared_consumers_are_of_unequal_speed():
-    events, _ = events_of(plan_of("key_shared", messages_per_second=5_000))
-    behind = []
-    for consumer in range(8):
-        sent, acked = (events.ts_ms[(events.kind == kind) & (events.number == consumer)] for kind in (DELIVER, ACK))
-        behind.append(float(np.mean(acked - sent[: len(acked)])))
-    assert behind == sorted(behind)
-    assert behind[-1] == pytest.approx(640, rel=0.1)
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.7, 333.3, 5_000, 10_000_000])
-def test_arrivals_rise_at_their_rate(rate):
-    arrivals = Arrivals.at_rate(5, rate)
-    slots = np.arange(100 * arrivals.spell_slots if rate < 10**6 else 10**6)
-    at_ns = arrivals.at_ns(slots)
-    assert (np.diff(at_ns) > 0).all()
-    if rate < 10**6:
-        assert len(slots) / 2 / (at_ns[-1] / 1e9) == pytest.approx(rate, rel=0.01)
 
 
 def test_events_and_topics_are_spread_over_the_subscriptions():

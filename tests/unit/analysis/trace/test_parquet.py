@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.check import check_events, trace_hash
+from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, ChunkWriter, pack, unpack
 from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import (
@@ -29,7 +29,7 @@ from ackstate.analysis.trace.parquet import (
 )
 from ackstate.analysis.trace.recorder import Frame
 from ackstate.errors import UnsupportedVersionError
-from trace_files import read_back, read_rows, write_rows
+from trace_files import read_rows, write_rows
 
 
 def acks(begin, end):
@@ -41,23 +41,6 @@ def trace_at(path, count=3, name="s"):
     return path
 
 
-@pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 35])
-@pytest.mark.parametrize("frame_size", [1, 7, 40])
-def test_events_come_back_in_order_and_chunks_are_full_but_the_last(tmp_path, monkeypatch, count, frame_size):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 10)
-    frames = []
-    for begin in range(0, count, frame_size):
-        frames.append(Frame("t", "a", acks(begin, min(begin + frame_size, count))))
-        frames.append(Frame("t", "b", acks(begin, begin + 1)))
-    written = write_trace(frames, tmp_path / "trace")
-    rows, events = read_rows(tmp_path / "trace"), read_back(tmp_path / "trace")
-    assert written == sum(map(len, events.values())) == sum(len(frame.events) for frame in frames)
-    assert events["t", "a"] == acks(0, count)
-    sizes = [len(row["kind"]) for row in rows if row["subscription"] == "a"]
-    assert sizes[:-1] == [10] * (len(sizes) - 1)
-    assert sorted(row["chunk"] for row in rows if row["subscription"] == "a") == list(range(len(sizes)))
-
-
 def test_the_trace_has_the_schema_that_is_written_down(tmp_path):
     found = pq.read_schema(trace_at(tmp_path / "trace") / parquet.FIRST_FILE)
     assert found.equals(TRACE_SCHEMA)
@@ -65,34 +48,6 @@ def test_the_trace_has_the_schema_that_is_written_down(tmp_path):
 
 
 # --- Numbers in bytes
-
-NUMBERS = st.one_of(
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30),
-    st.lists(st.integers(0, 3), max_size=30),
-    st.builds(
-        lambda first, steps: np.cumsum([first, *steps]).tolist(),
-        st.integers(-(2**40), 2**40),
-        st.lists(st.integers(0, 300), max_size=30),
-    ),
-)
-
-
-@given(NUMBERS, st.binary(max_size=3), st.binary(max_size=3), st.data())
-def test_numbers_come_back_and_bytes_that_are_cut_short_are_refused(numbers, before, after, data):
-    packed = pack(np.array(numbers, np.int64))
-    found, end = unpack(memoryview(before + packed + after), len(numbers), len(before))
-    assert (found.tolist(), end) == (numbers, len(before + packed))
-    with pytest.raises(ValueError, match="packed numbers"):
-        unpack(memoryview(packed[: data.draw(st.integers(0, len(packed) - 1))]), len(numbers))
-
-
-@pytest.mark.parametrize(("numbers", "size"), [
-    ([], 9), ([7], 9), ([7] * 1_000, 9), (range(1_000), 17), (range(2**40, 2**40 + 1_000), 17), ([0, 255] * 4, 9 + 8),
-    ([0, 256] * 4, 9 + 2 * 8), ([0, 2**16] * 4, 9 + 4 * 8), ([0, 2**32] * 4, 9 + 8 * 8),
-    ([each * 1_000 for each in range(100)] + [100_000], 17), ([-(2**63), 0, 2**63 - 1], 9 + 3 * 8),
-])  # fmt: skip
-def test_numbers_are_as_narrow_as_the_widest_needs(numbers, size):
-    assert len(pack(np.array(numbers, np.int64))) == size
 
 
 def test_the_bytes_are_those_that_are_written_down():
@@ -111,34 +66,6 @@ def test_any_bytes_are_numbers_or_refused(data, count):
 
 
 # --- What a new trace replaces
-
-
-def test_a_trace_replaces_the_one_that_was_there(tmp_path):
-    for count in (3, 5):
-        trace_at(tmp_path / "trace", count)
-    assert read_back(tmp_path / "trace")["t", "s"] == acks(0, 5)
-    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
-
-
-@pytest.mark.parametrize(("name", "kind"), [
-    *((name, kind) for name in ("photos.crc", ".photos.crc", "_photos.parquet", "photos.parquet", "_SUCCESS")
-      for kind in ("directory", "link")),
-    ("notes.crc", "file"), ("_notes.parquet", "file"), (".notes.parquet", "file"),
-])  # fmt: skip
-def test_what_no_writer_of_traces_makes_is_not_removed_with_a_trace(tmp_path, name, kind):
-    stranger = trace_at(tmp_path / "trace") / name
-    if kind == "file":
-        stranger.write_text("keep me")
-    else:
-        photos = stranger if kind == "directory" else tmp_path / "photos"
-        photos.mkdir()
-        (photos / "one.jpeg").write_bytes(b"keep me")
-        if kind == "link":
-            stranger.symlink_to(photos)
-    with pytest.raises(TraceError, match=f"/trace: not a trace that can be replaced, it contains '{name}'"):
-        trace_at(tmp_path / "trace", 5)
-    assert (stranger if kind == "file" else stranger / "one.jpeg").read_bytes() == b"keep me"
-    assert len(pq.read_table(tmp_path / "trace" / parquet.FIRST_FILE)) == 1
 
 
 @pytest.mark.parametrize("begin", ["a trace", "nothing"])
@@ -191,16 +118,6 @@ def several(path, names=("a", "b", "c"), *, count=1):
         write_manifest(files.directory)
     shutil.rmtree(path.with_name("part"))
     return path
-
-
-def test_a_whole_trace_is_read_wherever_its_files_are(tmp_path):
-    trace = several(tmp_path / "trace")
-    assert check_trace(trace).chunk_count == check_events(trace).chunks == 3
-    (trace / MANIFEST).unlink()
-    write_manifest(trace)
-    assert check_trace(trace).chunk_count == 3
-    # A file that is a whole trace may be taken elsewhere.
-    check_events(trace_at(tmp_path / "one") / parquet.FIRST_FILE)
 
 
 def _take_out(trace, *names):
@@ -300,17 +217,6 @@ def put(files, count, number=0, name="s"):
         parquet.write_chunks(frames, writer)
 
 
-def test_a_trace_in_a_store_is_read_as_the_same_one_here(place, tmp_path):
-    local = trace_at(tmp_path / "local")
-    trace_at(place)
-    assert check_trace(place)[:3] == check_trace(local)[:3]
-    assert trace_hash(place) == trace_hash(local)
-    assert check_events(place).kinds == {"ack": 3}
-    (file,) = trace_files(place)
-    assert names(place) == {file.name, MANIFEST}
-    assert check_trace(file)[:3] == check_trace(local)[:3]
-
-
 @pytest.mark.parametrize("begin", ["written", "copied"])
 def test_what_it_replaces_is_seen_until_then_and_deleted_after_it(place, tmp_path, begin):
     if begin == "written":
@@ -351,13 +257,6 @@ def test_what_a_killed_writer_left_is_no_file_of_the_trace(place, tmp_path):
     # Its writer may be alive.
     assert names(place) > {left_over, MANIFEST}
     assert len(names(trace_at(place))) == 3
-
-
-def test_a_directory_with_something_else_in_it_is_not_replaced(place, tmp_path):
-    (tmp_path / "store" / "trace" / "notes.txt").write_text("keep me")
-    with pytest.raises(TraceError, match=r"s3a://bucket/trace: not a trace .*, it contains 'notes.txt'"):
-        trace_at(place)
-    assert names(place) == {"notes.txt"}
 
 
 def test_a_file_that_is_missing_or_another_one_is_named(place, tmp_path):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ackstate import AckStateError
-from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recorder import Frame, Recorder, check_segment, read_recording, segments, torn_bytes
+from ackstate.analysis.trace.recorder import Frame, Recorder, check_segment, read_recording, torn_bytes
 
-GOLDEN = Path(__file__).parents[3] / "golden"
 ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
 FRAMES = [
     Frame("t", "s", [ACK]),
@@ -27,13 +21,6 @@ def record(directory, frames):
         for frame in frames:
             recorder.record(*frame)
     return recorder.path
-
-
-def test_frames_come_back_in_the_order_of_writing(tmp_path):
-    record(tmp_path, FRAMES[:2])
-    record(tmp_path, [Frame("t", "an empty frame is not written", []), *FRAMES[2:]])
-    assert list(read_recording(tmp_path)) == FRAMES
-    assert [path.name for path in segments(tmp_path)] == ["000001.events", "000002.events"]
 
 
 def test_a_frame_is_readable_before_the_recorder_is_closed(tmp_path):
@@ -69,16 +56,6 @@ def test_every_flipped_bit_is_found_and_named(tmp_path):
             list(read_recording(tmp_path))
 
 
-@given(st.binary(max_size=60))
-def test_arbitrary_bytes_raise_only_our_own_error(tmp_path_factory, data):
-    directory = tmp_path_factory.mktemp("recording")
-    (directory / "000001.events").write_bytes(b"ACKTRACE\2\0\0\0" + data)
-    try:
-        assert list(read_recording(directory)) == []
-    except TraceError:
-        assert len(data) >= 12
-
-
 def test_a_directory_without_a_recording_and_other_kinds_of_events_are_refused(tmp_path):
     with pytest.raises(TraceError, match="no recording here"):
         list(read_recording(tmp_path))
@@ -86,19 +63,3 @@ def test_a_directory_without_a_recording_and_other_kinds_of_events_are_refused(t
     record(tmp_path, [Frame("t", "s", [Event(1, 15)])])
     with pytest.raises(TraceError, match=r"000002\.events: the frame at byte 12 is invalid: 15 is not a valid"):
         list(read_recording(tmp_path))
-
-
-def test_a_history_knows_what_was_accepted_and_what_was_promised():
-    frames = [
-        Frame("t", "s", [Event(1, EventKind.ACK, 3, 0, 4), Event(2, EventKind.PERSIST_BEGUN)]),
-        Frame("t", "s", [Event(3, EventKind.ACK, 3, 9, 9), Event(4, EventKind.PERSIST_ENDED)]),
-        Frame("t", "", [Event(5, EventKind.PUBLISH, 3, 0, 9)]),
-    ]
-    history = histories(frames)["t", "s"]
-    assert list(history.accepted.runs()) == [(3, 0, 5), (3, 9, 10)]
-    assert list(history.promised.runs()) == [(3, 0, 5)]
-    recovered = [Frame("t", "s", [Event(6, EventKind.RECOVER), Event(6, EventKind.REDELIVER, 3, 9, 9)])]
-    acked_after = [Frame("t", "s", [Event(7, EventKind.ACK, 3, 6, 6)])]
-    history = histories([*frames, *recovered, *acked_after])["t", "s"]
-    assert list(history.accepted.runs()) == [(3, 0, 5), (3, 6, 7)]
-    assert list(history.promised.runs()) == [(3, 0, 5)]

@@ -366,32 +366,6 @@ def test_a_cursor_dies_when_the_next_process_begins(processes, story, lives):
     assert times == sorted(times)
 
 
-def test_a_cursor_that_goes_on_in_another_process_has_no_crash(processes, tmp_path):
-    other = Processes(tmp_path / "recording")
-    going_on = other.open(0, "goes on")
-    processes.open(0, "restarts").ack_entries(1, [5], now_ms=10)
-    processes.begin()
-    processes.open(1_000, "restarts")
-    going_on.ack_entries(1, [5], now_ms=2_000)
-    assert processes.lives("restarts") == [(1_000, "crash"), (1_000, "recover")]
-    assert processes.lives("goes on") == []
-    convert([tmp_path / "recording"], tmp_path / "trace")
-
-
-def test_a_process_that_dies_after_it_has_sent_messages_has_a_crash_that_redelivers_no_ack(processes, tmp_path):
-    cursor = processes.open(0)
-    cursor.ack_entries(1, [5], now_ms=10)
-    cursor.persist(now_ms=20)
-    cursor.delivered(
-        Position(1, 9), consumer="ann", positions=[Position(1, 7), Position(1, 8), Position(1, 9)], now_ms=30
-    )
-    processes.begin()
-    processes.open(1_000)
-    assert processes.lives() == [(1_000, "crash"), (1_000, "recover")]
-    (row,) = [row for row in processes.estimates(tmp_path / "trace") if row["scope"] == "subscription"]
-    assert row["crashes"][0] == 0
-
-
 def test_the_last_state_of_a_process_that_never_came_back_counts_to_the_end(processes, tmp_path):
     processes.open(0, "gone").ack_entries(1, range(1, 200, 2), now_ms=0)
     processes.begin()
