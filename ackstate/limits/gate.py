@@ -80,8 +80,6 @@ class DispatchGate:
         self._is_taken = self._is_left = False
         self._is_shut = False  # whether a rule of the whole subscription is closed
         self._has_opened = False  # whether one opened for a consumer since the waiters were looked at
-        self.limits: GateLimits
-        """The limits in force. To be read only: `change_limits` changes them."""
         self.change_limits(limits)
 
     @property
