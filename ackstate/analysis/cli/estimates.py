@@ -238,7 +238,7 @@ def started(
 ) -> Iterator[tuple[Callable[[Span], TraceSource], Callable[[], object] | None]]:
     """Wait for the engine, and show its progress while the block runs.
 
-    Yields the engine, and what to call for each replayed chunk; None for Spark, whose workers replay them.
+    Yields the engine, and what to call for each replayed chunk; None if the engine counts by itself.
     """
     from ackstate.analysis.estimate.engine import LocalSource
 
@@ -249,13 +249,18 @@ def started(
         yield LocalSource, partial(progress.advance, task)
         return
     from ackstate.analysis.spark.cluster import is_local
+    from ackstate.analysis.spark.session import shown_stages
     from ackstate.analysis.spark.source import SparkSource, one_task_source
 
     task = progress.add_task("starting Spark", total=None)
     spark = session()
     progress.update(task, description="Spark computes every instant")
     is_small = size_bytes <= _ONE_TASK_BYTES_MAX and is_local(spark.sparkContext.master or "")
-    yield partial(one_task_source if is_small else SparkSource.checked, spark), None
+    with shown_stages(spark, progress, task, "Spark"):
+        if is_small:
+            yield partial(one_task_source, spark), None
+        else:
+            yield partial(SparkSource.checked, spark), None
 
 
 def rate_text(number: float | None) -> str:

@@ -151,7 +151,7 @@ def generate(
     many_consumers, mixed_delays, heavy_traffic. The same options generate the
     same events on any number of cores.
     """
-    from ackstate.analysis.spark.session import local_session, readable_failures
+    from ackstate.analysis.spark.session import local_session, readable_failures, shown_stages
     from ackstate.analysis.trace.generate import TracePlan, make_trace
     from ackstate.analysis.trace.parquet import check_replaceable
 
@@ -160,8 +160,8 @@ def generate(
     with console.progress() as progress, readable_failures(out, work="write"):
         task = progress.add_task("starting Spark", total=None)
         spark = local_session()
-        progress.update(task, description="Spark generates the trace")
-        made = make_trace(spark, plan, out)
+        with shown_stages(spark, progress, task, "Spark generates the trace"):
+            made = make_trace(spark, plan, out)
     if json:
         console.write_json({"trace": str(out), "plan": asdict(plan), **made._asdict()})
     else:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+    from rich.progress import Progress, TaskID
 
     from ackstate.analysis.location import Location
 
@@ -37,6 +38,7 @@ _CORES = 2
 _PARTITIONS_PER_CORE = 8
 # Set by `spark-submit` for the program that it runs.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+_PROGRESS_SECONDS = 0.3
 # An error of our own code in a worker, at the end of its traceback.
 _OWN_ERROR = re.compile(r"ackstate\.[\w.]+: (.*)")
 # An error about a file that Spark reads itself, with the root cause.
@@ -141,6 +143,37 @@ def readable_failures(what: Location, *, work: str = "read") -> Iterator[None]:
             where = written[1] if written else "Spark's temporary files, which SPARK_LOCAL_DIRS can put elsewhere"
             raise TraceError(f"{what}: the disk is full: {where}") from error
         raise TraceError(f"{what}: Spark cannot {work} it, {reason}{advice}") from error
+
+
+@contextmanager
+def shown_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str) -> Iterator[None]:
+    """Show the tasks of the running stages, as the status tracker of Spark counts them, while the block runs."""
+    if progress.disable:
+        yield
+        return
+    ended = threading.Event()
+    follower = threading.Thread(target=_follow_stages, args=(spark, progress, task, what, ended), daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+
+
+def _follow_stages(spark: SparkSession, progress: Progress, task: TaskID, what: str, ended: threading.Event) -> None:
+    from py4j.protocol import Py4JError
+
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(_PROGRESS_SECONDS):
+        try:
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        except (Py4JError, OSError):
+            return
+        if running := [stage for stage in stages if stage is not None]:
+            done, total = sum(each.numCompletedTasks for each in running), sum(each.numTasks for each in running)
+            name = f"{what}, stage {max(each.stageId for each in running)}: {done} of {total} tasks"
+            progress.update(task, description=name, completed=done, total=total)
 
 
 def _settings(master: str | None) -> dict[str, str]:
