@@ -105,6 +105,10 @@ class DemoBroker:
             worker.dispatch(now_ms=now_ms)
             worker.ack(now_ms=now_ms)
             worker.persist(now_ms=now_ms)
+        self.check_recording()
+
+    def check_recording(self) -> None:
+        """Raise the error that has ended the recording: no later ack may become durable without being in it."""
         if self._recording.failure is not None:
             raise self._recording.failure
 
@@ -193,8 +197,10 @@ class _Worker:
                 reached = max(reached, position)
             else:
                 self._subscription.ack(position, now_ms=now_ms)
+                self._broker.check_recording()
         if reached > before:
             self._subscription.ack_cumulative(reached, now_ms=now_ms)
+        self._broker.check_recording()
 
     def persist(self, *, now_ms: int) -> None:
         """Persist if it is due."""
