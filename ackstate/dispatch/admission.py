@@ -61,9 +61,14 @@ class Sent(NamedTuple):
 class Reservations(Protocol):
     """The messages in flight, as an admission needs them: `Deliveries` has them one by one, a replay in bitmaps."""
 
-    reserved_bytes: int
-    reserved_ranges: int
-    unacked_messages: int
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def reserved_ranges(self) -> int: ...
+
+    @property
+    def unacked_messages(self) -> int: ...
 
     def get(self, position: Position) -> Sent | None:
         """Return how a message was sent; None if it is not in flight."""

@@ -34,12 +34,6 @@ class EventChunk(NamedTuple):
     last_entry: Int64s
 
     @classmethod
-    def of_rows(cls, rows: Sequence[tuple[int, int, int, int]]) -> EventChunk:
-        """Return events of single messages from rows of time, kind, ledger and entry; at least one row."""
-        ts_ms, kind, ledger_id, entry_id = np.array(rows, np.int64).T
-        return cls(ts_ms, kind, ledger_id, entry_id, entry_id)
-
-    @classmethod
     def in_order(cls, chunks: Sequence[EventChunk]) -> EventChunk:
         """Return the events of several chunks in order of time; at least one chunk."""
         together = [np.concatenate(columns) for columns in zip(*chunks, strict=True)]

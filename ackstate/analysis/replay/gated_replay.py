@@ -10,8 +10,9 @@ never exceeded, not even by a byte. The model does not cover three things: consu
 messages that fill holes and are sent while the gate is closed (only redelivered or delayed messages can), and
 subscription types with a single active consumer, which have no gate.
 
-If the gate has room for all messages of a run of events, the run is replayed at once. Otherwise the library's cursor
-receives one ack after another, and its admission each message that might not fit and each ack that might open the gate.
+If the gate has room for all messages of a run of events, the run is replayed at once. Otherwise the messages are taken
+one by one; the library's cursor receives their acks together, before a persist and whenever one more message might not
+fit or one more ack might open the gate, and only then its admission is asked.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ class InFlightSet:
 
     def __init__(self) -> None:
         self.by_ledger: dict[int, BitMap] = {}  # all messages
-        # Invariant: the most that the acks of all entries can add, and the number of entries.
-        self.reserved_bytes = self.reserved_ranges = self.unacked_messages = 0
+        # The part of them that is not counted yet, and messages that are still counted.
+        self._sent: dict[int, BitMap] = {}
+        self._settled: dict[int, BitMap] = {}
+        self._count = self._bytes = 0
 
-    def __contains__(self, position: Position) -> bool:
+    def __contains__(self, position: tuple[int, int]) -> bool:
         ledger_id, entry_id = position
         return ledger_id in self.by_ledger and entry_id in self.by_ledger[ledger_id]
 
@@ -73,25 +76,43 @@ class InFlightSet:
             return None
         return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that the acks of all messages can add."""
+        self._recount()
+        return self._bytes
+
+    @property
+    def reserved_ranges(self) -> int:
+        """How many ranges the acks of all messages can add."""
+        self._recount()
+        return self._count
+
+    unacked_messages = reserved_ranges
+
     def unacked_of(self, consumer: str) -> int:
         return self.unacked_messages if consumer == CONSUMER else 0
 
     def add(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
         assert consumer == CONSUMER
-        for position, each in zip(positions, sent, strict=True):
-            self.add_one(position, each.record_bytes)
+        assert len(positions) == len(sent)
+        for each in positions:
+            self.send(*each)
 
-    def add_one(self, position: Position, record_bytes: int) -> None:
-        """Note a message that is sent now, and the bytes reserved for its ack."""
-        ledger_id, entry_id = position
-        assert position not in self
-        self.by_ledger.setdefault(ledger_id, BitMap()).add(entry_id)
-        self._count(1, record_bytes)
+    def send(self, ledger_id: int, entry_id: int) -> None:
+        """Note a message that is sent now and not in flight."""
+        if ledger_id not in self._sent:
+            self._sent[ledger_id] = BitMap()
+            self.by_ledger.setdefault(ledger_id, BitMap())
+        self._sent[ledger_id].add(entry_id)
+        self.by_ledger[ledger_id].add(entry_id)
 
-    def complete(self, position: Position) -> None:
+    def settle(self, ledger_id: int, entry_id: int) -> None:
         """Forget a message in flight and its reservation."""
-        self.by_ledger[position[0]].remove(position[1])
-        self._count(-1, -isolated_range_bytes(*position))
+        if ledger_id not in self._settled:
+            self._settled[ledger_id] = BitMap()
+        self._settled[ledger_id].add(entry_id)
+        self.by_ledger[ledger_id].remove(entry_id)
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
         """Add messages that were sent, then remove messages that were settled, by ledger."""
@@ -99,13 +120,23 @@ class InFlightSet:
             before = self.by_ledger.get(ledger_id, _NONE)
             after = before | sent.get(ledger_id, _NONE)
             after -= settled.get(ledger_id, _NONE)
-            self._count(len(after) - len(before), worst_case(ledger_id, after) - worst_case(ledger_id, before))
+            self._add(ledger_id, after, 1)
+            self._add(ledger_id, before, -1)
             self.by_ledger[ledger_id] = after
 
-    def _count(self, messages: int, record_bytes: int) -> None:
-        self.unacked_messages += messages
-        self.reserved_ranges += messages
-        self.reserved_bytes += record_bytes
+    def _recount(self) -> None:
+        if self._sent:
+            sent, self._sent = self._sent, {}
+            for ledger_id, entries in sent.items():
+                self._add(ledger_id, entries, 1)
+        if self._settled:
+            settled, self._settled = self._settled, {}
+            for ledger_id, entries in settled.items():
+                self._add(ledger_id, entries, -1)
+
+    def _add(self, ledger_id: int, entries: BitMap, sign: int) -> None:
+        self._count += sign * len(entries)
+        self._bytes += sign * worst_case(ledger_id, entries)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""
@@ -215,35 +246,24 @@ class BlockedQueue:
     """
 
     def __init__(self) -> None:
-        self.since_ms: OrderedDict[Position, int] = OrderedDict()  # of the waiting messages, in order
+        self.since_ms: OrderedDict[tuple[int, int], int] = OrderedDict()  # of the waiting messages, in order
         # Times at which the trace acks messages that are still waiting.
-        self._acked_ms: dict[Position, int] = {}
-        self.waited_ms: dict[Position, int] = {}  # of sent messages that the trace has not acked yet
-        self.moved_acks: list[tuple[int, Position]] = []  # a heap of postponed acks
+        self._acked_ms: dict[tuple[int, int], int] = {}
+        self.waited_ms: dict[tuple[int, int], int] = {}  # of sent messages that the trace has not acked yet
+        self.moved_acks: list[tuple[int, tuple[int, int]]] = []  # a heap of postponed acks
 
     def __len__(self) -> int:
         return len(self.since_ms)
 
-    @property
-    def first(self) -> Position:
-        """The first message; the queue must not be empty."""
-        return next(iter(self.since_ms))
-
-    def join(self, position: Position, *, now_ms: int) -> None:
-        """Append a message that is not in the queue."""
-        self.since_ms[position] = now_ms
-
-    def leave(self, *, now_ms: int) -> Position:
-        """Remove the first message, and postpone its ack by its waiting time."""
-        position, since_ms = self.since_ms.popitem(last=False)
-        acked_ms = self._acked_ms.pop(position, None)
+    def sent(self, position: tuple[int, int], since_ms: int, *, now_ms: int) -> None:
+        """Postpone the ack of a message by its waiting time."""
+        acked_ms = self._acked_ms.pop(position, None) if self._acked_ms else None
         if acked_ms is not None:
             heappush(self.moved_acks, (acked_ms + now_ms - since_ms, position))
         elif now_ms > since_ms:
             self.waited_ms[position] = now_ms - since_ms
-        return position
 
-    def ack_in_trace(self, position: Position, *, now_ms: int) -> bool:
+    def ack_in_trace(self, position: tuple[int, int], *, now_ms: int) -> bool:
         """Record an ack of the trace; return whether it is postponed.
 
         A message that is acked twice is acked by the second ack if that is earlier.
@@ -262,7 +282,7 @@ class BlockedQueue:
         """The time of the next postponed ack; far in the future if there is none."""
         return self.moved_acks[0][0] if self.moved_acks else NEVER_MS
 
-    def pop_ack(self) -> Position:
+    def pop_ack(self) -> tuple[int, int]:
         """Remove and return the earliest postponed ack; ties go to the lowest position."""
         return heappop(self.moved_acks)[1]
 
@@ -283,15 +303,10 @@ class ReplayGate:
         limits = GateLimits(
             max_unpersisted_ack_record_bytes=self._limit, max_unacked_messages=0, max_unacked_messages_per_consumer=0
         )
-        self._gate = DispatchGate(limits)
-        self._admission = Admission(cursor, gate=self._gate, promotes_young=True, sent=sent)
+        self.gate = DispatchGate(limits)
+        self._admission = Admission(cursor, gate=self.gate, promotes_young=True, sent=sent)
         # A closed gate stays closed while the usage is above this.
         self._may_open_at = _MOST_USED.unpersisted_record_bytes
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether new messages wait."""
-        return self._gate.is_closed
 
     @property
     def room(self) -> int:
@@ -302,30 +317,22 @@ class ReplayGate:
         """Close the gate if a cursor that was just opened is above the limit."""
         self._admission.observe(now_ms=0)
 
-    def sends_at_once(self, position: Position) -> bool:
-        """Send a message if it needs no decision: no acks are young, and an open gate has room."""
-        if self._is_young:
-            return False
-        record_bytes = isolated_range_bytes(*position)
-        if record_bytes > self.room:
-            return False
-        self._sent.add_one(position, record_bytes)
-        return True
-
     def sends(self, position: Position, *, now_ms: int) -> bool:
         """Send a message if the admission admits it; otherwise note the usage at which the closed gate opens."""
         if self._admission.send_new(CONSUMER, (position,), (1,), keys=None, now_ms=now_ms):
             return True
-        closed = () if self._is_young else self._gate.why_blocked(_MOST_USED)
+        closed = () if self._is_young else self.gate.why_blocked(_MOST_USED)
         self._may_open_at = closed[0].released_at if closed else _MOST_USED.unpersisted_record_bytes
         return False
 
-    def opens_after_ack(self, *, now_ms: int) -> bool:
-        """Return whether a closed gate may have opened because an ack lowered the usage."""
-        if not self._gate.is_closed or self._limit - self.room > self._may_open_at:
-            return False
+    @property
+    def slack(self) -> int:
+        """While it is closed, what the usage must fall before it may open; below 1 it may. Else the room."""
+        return self._limit - self.room - self._may_open_at if self.gate.is_closed else self.room
+
+    def refresh(self, *, now_ms: int) -> None:
+        """Open if the usage has fallen enough."""
         self._admission.usage_decreased(now_ms=now_ms)
-        return True
 
     def record_bytes_max(self) -> int | None:
         return self._admission.record_bytes_max()
@@ -360,6 +367,10 @@ class GatedReplay(CursorListener):
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
         self._policy = policy
+        # The most that one ack can add to the ranges' size.
+        self._cost_max = max(
+            (isolated_range_bytes(*each) for item in log.items() for each in (item, (item[0], 0))), default=0
+        )
         self._replay = CursorReplay(policy, log, opened_ms=opened_ms)
         # A persist that excludes acks may enlarge the ranges that are not durable.
         self._outlasts_persists = policy.leaves_nothing_out
@@ -374,6 +385,13 @@ class GatedReplay(CursorListener):
         self._sent = InFlightSet()
         self._gate = ReplayGate(self._policy, self._cursor, self._sent)
         self._cursor.add_listener(self)
+        # Acks that the cursor has not been given yet, and a lower bound of the gate's `slack` after them.
+        self._acked: dict[int, BitMap] = {}
+        self._slack = 0
+        self._acked_ms = -1  # the time of the last of them, if the replay knows it
+        # By ledger, the highest entry that was sent, waits or is acked; NEVER_MS where the cursor was opened with acks.
+        self._highest: dict[int, int] = {}
+        self._first_hole = (-1, -1)  # while the gate is closed: the ack of it may free any number of bytes
         self._queue = BlockedQueue()
         self._blocked_since_ms = 0
         self._let_go_ms = NEVER_MS  # when messages may be sent after a persist made room
@@ -384,7 +402,7 @@ class GatedReplay(CursorListener):
         self._now_ms = 0
         self._events: list[EventChunk] = []
         self._rows: list[tuple[int, ...]] = []
-        self._happened: list[tuple[int, int, int, int]] = []
+        self._happened: list[int] = []  # time, kind, ledger and entry of each event, one after another
         # The last time before which nothing is persisted, for any acks.
         self._quiet_until_ms = self._replay.quiet_until_ms
 
@@ -407,6 +425,7 @@ class GatedReplay(CursorListener):
                 self._take_run(run)
             begin = end
         self._pass(until_ms, persists_until_ms=until_ms)
+        self._give_acks()
         self._note_happened()
         if self._queue:
             self.blocked_ms += max(0, blocked_until_ms - self._blocked_since_ms)
@@ -418,8 +437,9 @@ class GatedReplay(CursorListener):
     def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
         """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short."""
         waits = self._queue or self._queue.moved_acks or self._promotions or self._let_go_ms != NEVER_MS
-        if waits or self._gate.is_closed:
+        if waits or self._gate.gate.is_closed:
             return None
+        self._give_acks()
         room = self._gate.room
         end = int(np.searchsorted(costs, costs[begin] + room, "right")) - 1
         if not self._outlasts_persists:
@@ -436,11 +456,14 @@ class GatedReplay(CursorListener):
 
     def _moves_any(self, acked: Mapping[int, BitMap]) -> bool:
         """Return whether an acked message had waited."""
-        return any(each.entry_id in acked.get(each.ledger_id, ()) for each in self._queue.waited_ms)
+        return any(entry_id in acked.get(ledger_id, ()) for ledger_id, entry_id in self._queue.waited_ms)
 
     def _take_run(self, run: OpenRun) -> None:
         """Replay a run that is sure to pass the gate."""
         self._now_ms = int(run.events.ts_ms[-1])
+        for ledger_id, entries in run.sent.items():
+            if entries:
+                self._note_highest(ledger_id, entries.max())
         if self._is_young:
             events, news = run.one_by_one(self._cursor, self._sent)
         else:
@@ -449,35 +472,38 @@ class GatedReplay(CursorListener):
         self._rows += self._replay.take_events(events, news, until_ms=self._now_ms)
         self._is_ticking = False
         self._sent.change(run.sent, run.acked)
+        self._slack = 0
         self._events.append(run.events)
 
     def _take_one_by_one(self, events: EventChunk) -> None:
         """Replay events whose messages may have to wait."""
-        for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in events), strict=True):
-            if kind == _DELIVER:
-                take = self._deliver
-            elif kind in _ACKS:
-                take = self._ack_as_recorded
-            else:
-                continue
-            if self._is_due(ts_ms):
+        named = events.is_any_of(_NAMING)
+        moved_acks = self._queue.moved_acks
+        for ts_ms, kind, ledger_id, first, last in zip(*(column[named].tolist() for column in events), strict=True):
+            if (
+                ts_ms > self._quiet_until_ms
+                or ts_ms >= self._let_go_ms
+                or (moved_acks and moved_acks[0][0] <= ts_ms)
+                or self._promotions
+            ):
                 self._pass(ts_ms + 1, persists_until_ms=ts_ms)
             self._now_ms = ts_ms
+            take = self._deliver if kind == _DELIVER else self._ack_as_recorded
             if first == last:
-                take(Position(ledger_id, first))
+                take((ledger_id, first))
             else:
                 for entry_id in self._unacked(ledger_id, first, last):
-                    take(Position(ledger_id, entry_id))
+                    take((ledger_id, entry_id))
         last_ms = int(events.ts_ms[-1])
         self._pass(last_ms + 1, persists_until_ms=last_ms)
         self._note_happened()
-        self._events.append(EventChunk(*(column[~events.is_any_of(_NAMING)] for column in events)))
+        self._events.append(EventChunk(*(column[~named] for column in events)))
         if events.kind[-1] == EventKind.CRASH:
             self._close_promotions(last_ms + 1)
 
     def _unacked(self, ledger_id: int, first: int, last: int) -> BitMap:
         """Return the entries of a run that are not acked in the cursor."""
-        entries = BitMap(range(first, last + 1))
+        entries = BitMap(range(first, last + 1)) - self._acked.get(ledger_id, _NONE)
         self._cursor.view.discard_acked(ledger_id, entries)
         return entries
 
@@ -498,7 +524,7 @@ class GatedReplay(CursorListener):
                 f"ledger {ledger_id}: messages in flight are waiting"
             )
         for _, position in self._queue.moved_acks:
-            assert position in self._sent or self._cursor.is_acked(position), (
+            assert position in self._sent or self._cursor.is_acked(Position(*position)), (
                 f"{position} has a postponed ack but was not sent"
             )
 
@@ -526,16 +552,13 @@ class GatedReplay(CursorListener):
             self._replay.promoted(self._now_ms, outcome)
         self._gate.persisted(outcome, now_ms=self._now_ms)
 
-    def _is_due(self, now_ms: int) -> bool:
-        """Return whether `_pass` may have work up to a time."""
-        next_ms = min(self._queue.next_ack_ms, self._let_go_ms)
-        return next_ms <= now_ms or now_ms > self._quiet_until_ms or bool(self._promotions)
-
     def _pass(self, until_ms: int, *, persists_until_ms: int) -> None:
         """Execute, in order, the postponed events before one time, and the persists before another."""
+        queue = self._queue
         while True:
-            now_ms = min(until_ms, self._queue.next_ack_ms, self._let_go_ms)
-            if self._persist_one(min(now_ms, persists_until_ms)):
+            now_ms = min(until_ms, queue.next_ack_ms, self._let_go_ms)
+            persist_until_ms = min(now_ms, persists_until_ms)
+            if (self._promotions or persist_until_ms > self._quiet_until_ms) and self._persist_one(persist_until_ms):
                 continue
             if now_ms >= until_ms:
                 return
@@ -544,7 +567,7 @@ class GatedReplay(CursorListener):
                 self._let_go_ms = NEVER_MS
                 self._release_blocked()
             else:
-                self._ack(self._queue.pop_ack())
+                self._ack(queue.pop_ack())
 
     def _persist_one(self, until_ms: int) -> bool:
         """Tick until the cursor is persisted once, before a time; return whether it was."""
@@ -552,10 +575,13 @@ class GatedReplay(CursorListener):
             self._close_promotions(until_ms)
         if until_ms <= self._quiet_until_ms:
             return False
+        self._give_acks()
+        self._slack = 0
         self._is_ticking = True
         row = next(self._replay.persists(until_ms), None)
         self._is_ticking = False
         self._quiet_until_ms = self._replay.quiet_until_ms
+        self._acked_ms = -1
         if row is None:
             return False
         self._rows.append(row)
@@ -569,31 +595,62 @@ class GatedReplay(CursorListener):
             at_ms, result = self._promotions.pop(0)
             self._rows.append(self._replay.row(at_ms, result))
 
-    def _deliver(self, position: Position) -> None:
+    def _deliver(self, position: tuple[int, int]) -> None:
         """Queue a message that was not delivered before, and send it if the gate admits it."""
-        if position in self._sent or position in self._queue.since_ms or self._cursor.is_acked(position):
-            return
-        if not self._queue:
+        ledger_id, entry_id = position
+        if entry_id <= self._highest.get(ledger_id, NEVER_MS):
+            if position in self._sent or position in self._queue.since_ms:
+                return
+            if entry_id in self._acked.get(ledger_id, _NONE) or self._cursor.is_acked(Position(*position)):
+                return
+            self._note_highest(ledger_id, entry_id)
+        else:
+            self._highest[ledger_id] = entry_id
+        if not self._queue.since_ms:
             self._blocked_since_ms = self._now_ms
-        self._queue.join(position, now_ms=self._now_ms)
-        self._release_blocked()
+        self._queue.since_ms[position] = self._now_ms
+        if not self._gate.gate.is_closed or self._is_young:
+            self._release_blocked()
+
+    def _note_highest(self, ledger_id: int, entry_id: int) -> None:
+        """Note that an entry is sent or waits."""
+        if ledger_id not in self._highest:
+            marked = self._cursor.mark_delete_position
+            is_new = marked < (ledger_id, 0) and not self._cursor.deleted.entries(ledger_id)
+            self._highest[ledger_id] = -1 if is_new else NEVER_MS
+        self._highest[ledger_id] = max(self._highest[ledger_id], entry_id)
 
     def _release_blocked(self) -> None:
         """Send waiting messages as far as the gate admits them."""
+        queue, sent, now_ms, is_young = self._queue, self._sent, self._now_ms, self._is_young
+        since_ms = queue.since_ms
         # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
-        while self._queue and (self._is_young or not self._gate.is_closed):
-            position, now_ms = self._queue.first, self._now_ms
-            if not self._gate.sends_at_once(position):
+        while since_ms and (is_young or not self._gate.gate.is_closed):
+            if self._slack < self._cost_max and not is_young:
+                self._give_acks()
+                self._slack = self._gate.room
+            position, waits_since_ms = since_ms.popitem(last=False)
+            ledger_id, entry_id = position
+            if not is_young and (
+                self._slack >= self._cost_max or self._slack >= isolated_range_bytes(ledger_id, entry_id)
+            ):
+                sent.send(ledger_id, entry_id)
+                self._slack -= self._cost_max
+            else:
+                self._give_acks()
                 self._replay.look(now_ms)
-                if not self._gate.sends(position, now_ms=now_ms):
+                self._slack = 0
+                if not self._gate.sends(Position(*position), now_ms=now_ms):
+                    since_ms[position] = waits_since_ms
+                    since_ms.move_to_end(position, last=False)
                     return
-            self._replay.deliver(position, now_ms=now_ms)
-            self._queue.leave(now_ms=now_ms)
-            self._happened.append((now_ms, _DELIVER, *position))
-            if not self._queue:
+                self._replay.deliver(Position(*position), now_ms=now_ms)
+            queue.sent(position, waits_since_ms, now_ms=now_ms)
+            self._happened += (now_ms, _DELIVER, ledger_id, entry_id)
+            if not since_ms:
                 self.blocked_ms += now_ms - self._blocked_since_ms
 
-    def _ack_as_recorded(self, position: Position) -> None:
+    def _ack_as_recorded(self, position: tuple[int, int]) -> None:
         """Ack a message now, or later by the time that its delivery waited."""
         if self._queue.ack_in_trace(position, now_ms=self._now_ms):
             return
@@ -603,22 +660,48 @@ class GatedReplay(CursorListener):
                 return
         self._ack(position)
 
-    def _ack(self, position: Position) -> None:
+    def _ack(self, position: tuple[int, int]) -> None:
         """Ack a message if it is in flight, and send the messages that then fit."""
         if position not in self._sent:
             return
+        ledger_id, entry_id = position
         now_ms = self._now_ms
-        self._replay.look(now_ms)
-        # The gate has reserved all bytes that this ack may add.
-        self._cursor.ack(position, now_ms=now_ms)
-        self._replay.acked(now_ms)
-        self._sent.complete(position)
-        self._happened.append((now_ms, _ACK, *position))
-        if self._gate.opens_after_ack(now_ms=now_ms):
-            self._release_blocked()
+        self._sent.settle(ledger_id, entry_id)
+        if ledger_id not in self._acked:
+            self._acked[ledger_id] = BitMap()
+        self._acked[ledger_id].add(entry_id)
+        if now_ms != self._acked_ms:
+            self._acked_ms = now_ms
+            self._replay.acked(now_ms)
+        self._happened += (now_ms, _ACK, ledger_id, entry_id)
+        if self._is_young:
+            self._replay.look(now_ms)
+            self._give_acks()
+            self._acked_ms = -1  # a promotion may take it in
+        if not self._gate.gate.is_closed:
+            return
+        # An ack frees at most the bytes reserved for it, and as many where it joins two ranges.
+        self._slack -= 2 * self._cost_max
+        if self._slack <= 0 or not entry_id or position == self._first_hole:
+            self._give_acks()
+            marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
+            self._first_hole = marked_ledger_id, marked_entry_id + 1
+            self._slack = self._gate.slack
+            if self._slack <= 0:
+                self._gate.refresh(now_ms=now_ms)
+                self._slack = 0
+                self._release_blocked()
+
+    def _give_acks(self) -> None:
+        """Give the cursor all acks."""
+        if self._acked:
+            acked, self._acked = self._acked, {}
+            # The gate has reserved all bytes that they may add.
+            self._cursor.ack_bitmaps(acked, now_ms=self._now_ms)
 
     def _note_happened(self) -> None:
         """Append the events that happened one by one."""
         if self._happened:
-            self._events.append(EventChunk.of_rows(self._happened))
+            ts_ms, kind, ledger_id, entry_id = np.array(self._happened, np.int64).reshape(-1, 4).T
+            self._events.append(EventChunk(ts_ms, kind, ledger_id, entry_id, entry_id))
             self._happened = []

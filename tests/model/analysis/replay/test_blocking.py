@@ -15,7 +15,7 @@ from pyroaring import BitMap
 import montecarlo
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.replay.gated_replay import CONSUMER, GatedReplay, InFlightSet, worst_case
+from ackstate.analysis.replay.gated_replay import CONSUMER, GatedReplay, InFlightSet
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
@@ -459,10 +459,10 @@ def test_what_is_on_its_way_is_the_same_told_at_once_or_one_by_one(sent, settled
     many.change(*told)
     for ledger_id, entries in told[0].items():
         for entry in entries:
-            one.add_one(Position(ledger_id, entry), worst_case(ledger_id, BitMap([entry])))
+            one.send(ledger_id, entry)
     for ledger_id, entries in told[1].items():
         for entry in entries & told[0].get(ledger_id, BitMap()):
-            one.complete(Position(ledger_id, entry))
+            one.settle(ledger_id, entry)
     for each in (one, many):
         each._check()
     assert all(one.entries(ledger_id) == many.entries(ledger_id) for ledger_id in range(3))
