@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -18,6 +19,13 @@ class ConsoleStep(NamedTuple):
 
     command: str
     shown: tuple[str, ...]
+
+
+def python_block(page, part):
+    """Return the only block of Python on a page of the documentation that has some text."""
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    (found,) = [block for language, block in BLOCK.findall(text) if language == "python" and part in block]
+    return found
 
 
 def files(page):

@@ -36,6 +36,7 @@ from ackstate.testing import check_store
 from command_line import assert_one_line, run
 from crash import PATHS
 from crash.bookkeeper_cluster import JARS, bookkeeper_options
+from shown_consoles import python_block
 from tests.system.cursor.test_zookeeper import snapshot
 from waiting import wait_until
 
@@ -77,6 +78,23 @@ def entries(store, ledger_id):
 def test_it_keeps_the_contract(cluster, client, root):
     options = bookkeeper_options(client)
     check_store(lambda: BookKeeperStore(cluster.hosts, root=root, bookkeeper=options))
+
+
+def test_a_store_opens_as_the_guide_has_it(cluster, root):
+    code = python_block("guides/choose-a-store.md", "BookKeeperStore(")
+    for shown, here in (
+        ("zk1:2181,zk2:2181,zk3:2181", cluster.hosts),
+        ("/ackstate", root),
+        ("/opt/pulsar/lib", str(JARS)),
+    ):
+        assert code.count(f'"{shown}"') == 1
+        code = code.replace(f'"{shown}"', f'"{here}"')
+    names = {}
+    exec(code, names)
+    with closing(names["store"]) as store:
+        ledger_id = store.ledgers.create("billing")
+        store.ledgers.append(ledger_id, [b"an entry"])
+        assert entries(store, ledger_id) == [b"an entry"]
 
 
 # Takeovers

@@ -25,6 +25,7 @@ from ackstate.stores.pulsar import CursorLedgers, open_cluster
 from ackstate.wire.pulsar.ranges import varint
 from crash.bookkeeper_cluster import JARS
 from pulsar_nodes import NODE, POLICIES, TOPIC
+from shown_consoles import python_block
 
 OPTIONS = BookKeeperOptions(class_path=str(JARS))
 
@@ -91,6 +92,18 @@ def _owner(name):
 def opened(store, name="s"):
     log = store.find_message_log(TOPIC).ledgers
     return ManagedCursor.open(store, topic=TOPIC, subscription=name, ledgers=log, config=CONFIG, now_ms=0)
+
+
+def test_a_cursor_is_taken_over_as_the_guide_has_it(store, cluster, monkeypatch):
+    monkeypatch.setenv("ACKSTATE_BOOKKEEPER_CLASSPATH", str(JARS))
+    code = python_block("guides/move-a-subscription.md", "open_cluster(")
+    for shown, here in (("persistent://public/default/orders", TOPIC), ("127.0.0.1:2181", cluster.hosts)):
+        assert code.count(shown) == 1
+        code = code.replace(shown, here)
+    position = Position(store.find_message_log(TOPIC).ledgers.first_ledger_id, 7)
+    exec(code, {"CursorConfig": CursorConfig, "Format": Format, "ManagedCursor": ManagedCursor,
+                "position": position, "now_ms": 1_000})  # fmt: skip
+    assert opened(store, "billing").is_acked(position)
 
 
 def acked(cursor, *entries):

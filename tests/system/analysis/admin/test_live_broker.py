@@ -6,13 +6,15 @@ import asyncio
 import json
 import random
 import socket
+import textwrap
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from urllib.parse import unquote_plus
 
 import httpx
 import pytest
 import uvicorn
+from prometheus_client import CollectorRegistry, Gauge
 
 from ackstate import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
@@ -20,6 +22,7 @@ from ackstate.analysis.pulsar.internal_stats import TopicInternals, acked, read_
 from ackstate.analysis.pulsar.redelivery import at_most
 from ackstate.limits import GateLimits
 from command_line import assert_one_line, run
+from shown_consoles import python_block
 
 NOW_MS = 1_700_000_000_000
 ORDERS, RETURNS, EU = (f"persistent://{name}" for name in ("public/default/orders", "public/default/returns", "a/eu/b"))
@@ -184,3 +187,33 @@ def test_requests_do_not_disturb_a_busy_broker(broker):
         traffic.result(timeout=30)
     assert len(counts) == 3
     assert not any(count % 360 for count in counts)
+
+
+def test_a_broker_serves_its_state_as_the_guide_has_it(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    code = python_block("guides/serve-policies.md", "uvicorn.Server(")
+    assert (code.count("8080"), code.count("server =")) == (1, 1)
+    code = code.replace("8080", port).replace("server =", "global server\nserver =")
+
+    async def metrics(names):
+        exec("async def main():\n" + textwrap.indent(code, "    "), names)
+        task = asyncio.create_task(names["main"]())
+        token = {"Authorization": "Bearer s3cret-of-the-operators"}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=token, trust_env=False) as client:
+            while not task.done():
+                with suppress(httpx.TransportError):
+                    text = (
+                        await client.get("/metrics", headers={"Authorization": "Bearer s3cret-of-the-operators"})
+                    ).text
+                    names["server"].should_exit = True
+                    await task
+                    return text
+                await asyncio.sleep(0.05)
+        return await task
+
+    with closing(SqliteStore(tmp_path)) as store:
+        registry = CollectorRegistry()
+        Gauge("orders_waiting", "Orders.", registry=registry).set(7)
+        names = {"topics": Topics(store), "store": store, "registry": registry}
+        assert "orders_waiting 7.0" in asyncio.run(metrics(names))
