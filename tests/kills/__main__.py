@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
 from queue import SimpleQueue
@@ -171,6 +171,9 @@ def workers():
                 for each in connections:
                     each.send(None)
                 for each in started:
+                    with suppress(subprocess.TimeoutExpired):
+                        each.wait(60)
+                    each.kill()
                     each.wait()
 
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _LINES, _SOCKET = os.environ.get("KILLS_LINES"), os.environ.get("KILLS_SOCKET")
 _failed, _seconds = [], {}
 _firsts = []
-"""The first test of each module."""
+"""The first quick test of each module."""
 
 if _LINES:
     import coverage
@@ -83,7 +83,12 @@ if _SOCKET:
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
         tests = {item.nodeid: item for item in session.items}
-        _firsts.extend({item.path: item for item in reversed(session.items)}.values())
+        quick = [
+            each
+            for each in session.items
+            if not (each.get_closest_marker("slow") or getattr(each.obj, "is_hypothesis_test", False))
+        ]
+        _firsts.extend({item.path: item for item in reversed(quick)}.values())
         for item in _firsts:  # begins the fixtures of the session, and fills caches
             _fails(item)
         loaded = _loaded()
@@ -158,12 +163,16 @@ def _in_child(place, items, failed_max, seconds, loaded):
         finally:
             os._exit(0)
     os.close(writer)
-    said, until = b"", time.monotonic() + 10 + 4 * seconds
-    while (left := until - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
-        if not (part := os.read(reader, 1 << 16)):
+    said, until, ended = b"", time.monotonic() + 2 * seconds, os.pidfd_open(pid)
+    # Not until the pipe ends: a process that a test left behind has it, too.
+    while (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([reader, ended], [], [], left)
+        if reader in ready and (part := os.read(reader, 1 << 16)):
+            said += part
+        elif ready:
             break
-        said += part
     os.close(reader)
+    os.close(ended)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
