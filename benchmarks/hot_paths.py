@@ -339,6 +339,7 @@ class SameMessageLog:
         self.topic = "t"
         self.ledgers = LedgerMap.from_counts({LEDGER: entry_count})
         self.sole_use = SoleUse("this log")
+        self.cancelled = None
         self._message = Message(b"")
 
     def add_listener(self, listener: object) -> None:
