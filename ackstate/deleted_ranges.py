@@ -157,10 +157,12 @@ class DeletedRanges:
 
     @property
     def range_count(self) -> int:
+        """How many ranges there are. Complexity: bitmap operations over the entries added since `settle`."""
         return self._range_count + (self._noted()[0] if self._new else 0)
 
     @property
     def record_bytes(self) -> int:
+        """Their size as Pulsar writes them. Complexity: bitmap operations over the entries added since `settle`."""
         return self._record_bytes + (self._noted()[1] if self._new else 0)
 
     def settle(self) -> DeletedRanges:

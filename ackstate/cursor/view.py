@@ -397,7 +397,11 @@ class CursorView(AckView):
     @property
     def range_count_to_persist(self) -> int:
         """How many ranges a persist of everything would hold, or entries if `counts_entries_to_persist`; O(1)."""
-        with self._lock:
-            deleted = self._state.deleted.settle()
         # The rule itself counts more: an ack in a later ledger may add all entries of an earlier one to its count.
-        return len(deleted) if self.counts_entries_to_persist else deleted.range_count
+        return len(self._state.deleted) if self.counts_entries_to_persist else self.range_count
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges are acked above the mark-delete position; O(acks since it was last counted)."""
+        with self._lock:
+            return self._state.deleted.settle().range_count

@@ -381,7 +381,7 @@ class Admission:
         sent, view = self._sent, self._view
         # How many ranges count, or entries where a limit of Pulsar's counts them.
         is_limited = self.gate is not None and self.gate.limits.max_unacked_ranges
-        ranges = view.range_count_to_persist if is_limited else self.cursor.deleted.range_count
+        ranges = view.range_count_to_persist if is_limited else view.range_count
         return Usage(
             view.unpersisted_record_bytes,
             sent.reserved_bytes,
