@@ -167,10 +167,11 @@ class DeletedRanges:
 
     def settle(self) -> DeletedRanges:
         """Count the entries that were added one by one, so that reading the counters is O(1); return this set."""
-        if self._new:
-            gained = self._noted()
-            new, self._new = self._new, BitMap()
-            self._count(len(new), *gained)
+        new = self._new
+        if new:
+            assert self._recent_id is not None
+            self._new = BitMap()
+            self._count(len(new), *self._gained(self._recent_id, self._recent, new))
         return self
 
     def __len__(self) -> int:
