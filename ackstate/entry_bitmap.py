@@ -139,7 +139,7 @@ def runs_of(bitmap: BitMap) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint
 def bitmap_of_runs(
     first: npt.NDArray[np.integer], last: npt.NDArray[np.integer], *, is_optimized: bool = True
 ) -> BitMap:
-    """Return the entries of rising, disjoint runs, by the first and the last of each; as if added, or optimized."""
+    """Return the entries of runs, by the first and the last of each; as if added, or optimized."""
     further = last - first
     wide = np.flatnonzero(further >= _NARROW)
     width = further + 1

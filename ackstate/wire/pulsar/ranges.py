@@ -272,7 +272,7 @@ def resolve(rows: RangeRows, ledgers: LedgerMap | None, *, record_bytes: int) ->
         filled = np.array([*_filled(rows, np.flatnonzero(crossing), ledgers)], np.int64).reshape(-1, 3)
         runs = _Runs(*(np.concatenate(pair) for pair in zip(runs, filled.T, strict=True)))
     some = runs.first <= runs.last
-    return _collect(_merged(runs if some.all() else runs.where(some)))
+    return _collect(runs if some.all() else runs.where(some))
 
 
 def _check_ids(rows: RangeRows) -> None:
@@ -320,37 +320,15 @@ def _filled(rows: RangeRows, crossing: NDArray[np.int64], ledgers: LedgerMap) ->
         reached = max(reached, upper - 1)
 
 
-def _merged(runs: _Runs) -> _Runs:
-    """Return disjoint runs in order of position."""
-    if _rise(runs):
-        return runs
-    runs = runs.where(np.lexsort((runs.first, runs.ledger)))
-    borders = _borders(runs.ledger)
-    reached = np.concatenate([np.maximum.accumulate(runs.last[part]) for part in borders])
-    begins = np.ones(len(reached), np.bool_)
-    begins[1:] = (runs.ledger[1:] != runs.ledger[:-1]) | (runs.first[1:] > reached[:-1])
-    ends = np.append(np.flatnonzero(begins)[1:], len(reached)) - 1
-    return _Runs(runs.ledger[begins], runs.first[begins], reached[ends])
-
-
-def _rise(runs: _Runs) -> bool:
-    above = (runs.ledger[1:] == runs.ledger[:-1]) & (runs.first[1:] > runs.last[:-1])
-    return bool((above | (runs.ledger[1:] > runs.ledger[:-1])).all())
-
-
-def _borders(ledger: Int64s) -> list[slice]:
-    """Return each ledger's slice of a sorted column."""
-    changes = np.flatnonzero(ledger[1:] != ledger[:-1]) + 1
-    cuts = [0, *changes.tolist(), len(ledger)]
-    return [slice(begin, end) for begin, end in pairwise(cuts) if begin < end]
-
-
 def _collect(runs: _Runs) -> DeletedRanges:
+    """Return the entries of runs in any order, overlapping or not."""
     deleted = DeletedRanges()
-    for part in _borders(runs.ledger):
-        ledger_id = int(runs.ledger[part.start])
-        if part.stop - part.start == 1:
-            deleted.add_run(ledger_id, int(runs.first[part.start]), int(runs.last[part.start]) + 1)
-        else:
-            deleted.add_entries(ledger_id, bitmap_of_runs(runs.first[part], runs.last[part]))
+    runs = runs.where(np.argsort(runs.ledger, kind="stable"))
+    changes = np.flatnonzero(runs.ledger[1:] != runs.ledger[:-1]) + 1
+    for begin, end in pairwise([0, *changes.tolist(), len(runs.ledger)]):
+        if end - begin == 1:
+            deleted.add_run(int(runs.ledger[begin]), int(runs.first[begin]), int(runs.last[begin]) + 1)
+        elif begin < end:
+            bitmap = bitmap_of_runs(runs.first[begin:end], runs.last[begin:end])
+            deleted.add_entries(int(runs.ledger[begin]), bitmap)
     return deleted
