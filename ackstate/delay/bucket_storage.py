@@ -379,10 +379,6 @@ class BucketSnapshots:
         # registered.
         self._retired: dict[int, BucketKey | None] = {}
 
-    @property
-    def retired(self) -> frozenset[int]:
-        return frozenset(self._retired)
-
     def take_over(self) -> tuple[dict[str, str], set[int]]:
         """Become the owner; return the registered texts whose keys begin as a bucket's, and all stored snapshots."""
         texts = attempt(self._storage.registry.take_over)
@@ -566,8 +562,7 @@ class BucketRecoveryReport:
 
     Attributes:
         bucket_count: Number of recovered buckets.
-        message_count: Number of their messages without the segments skipped, each counted once.
-        segments_skipped: Number of their segments that were entirely due, which the dispatcher will read again.
+        message_count: Number of their messages, each counted once, without segments that were entirely due.
         dropped: The registered buckets that were not recovered.
         orphan_count: Number of unregistered snapshots, all deleted.
         fell_back: Why nothing was recovered and all messages stay in memory; empty if the recovery succeeded.
@@ -575,7 +570,6 @@ class BucketRecoveryReport:
 
     bucket_count: int = 0
     message_count: int = 0
-    segments_skipped: int = 0
     dropped: tuple[DroppedBucket, ...] = ()
     orphan_count: int = 0
     fell_back: str = ""
@@ -633,7 +627,6 @@ def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int) -> tuple[list[Fo
         snapshots.drop(bucket_id)
     report = BucketRecoveryReport(
         bucket_count=len(found),
-        segments_skipped=sum(each.bucket.current - 1 for each in found.values()),
         dropped=tuple(dropped),
         orphan_count=len(orphans),
     )

@@ -120,7 +120,6 @@ class BucketStats:
     bucket_count: int  # sealed ones
     mutable_count: int  # messages in the mutable bucket, also those handed out from it
     shared_count: int  # messages of the sealed buckets in memory, likewise
-    retired_count: int  # retired snapshots that are still stored, since a call failed
     damaged: tuple[DamagedSegment, ...]
 
 
@@ -560,12 +559,10 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
     def stats(self) -> BucketStats:
         """Return the statistics of the index."""
         with self.lock:
-            stored = self._sealed.snapshots
             return BucketStats(
                 bucket_count=len(self._sealed),
                 mutable_count=len(self._mutable),
                 shared_count=len(self._shared),
-                retired_count=0 if stored is None else len(stored.retired),
                 damaged=tuple(self._sealed.damaged),
             )
 
