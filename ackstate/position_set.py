@@ -11,7 +11,7 @@ from ackstate.position import Position, positions_of
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _ENTRY_ID_END = 2**32
 
@@ -151,18 +151,6 @@ class PositionSet:
             self._count += len(held)
             if not held:
                 del self._bitmaps[ledger_id]
-
-    def update_ledgers(self, parts: Iterable[tuple[int, array[int] | list[int]]]) -> None:
-        """Put in entries by ledger, at least one each time; a ledger may come more than once."""
-        bitmaps = self._bitmaps
-        added = 0
-        for ledger_id, entry_ids in parts:
-            if ledger_id in bitmaps:
-                self.update_entries(ledger_id, entry_ids)
-            else:
-                bitmaps[ledger_id] = bitmap = BitMap(entry_ids)
-                added += len(bitmap)
-        self._count += added
 
     def take_lowest(self, count: int) -> list[tuple[int, BitMap]]:
         """Take out up to `count` of the lowest positions, and return their entries by ledger, in order."""

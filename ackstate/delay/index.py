@@ -299,10 +299,12 @@ class Calendar:
         before = len(self)
         chunks = self._take(now_ms, before + 1)
         if before - len(self) >= _FEW:
-            positions.update_ledgers(self._pages.by_page(_places_of(chunks)))
+            parts: Iterable[tuple[int, array[int] | list[int]]] = self._pages.by_page(_places_of(chunks))
         else:
             places = (key & PLACE_MASK for chunk in chunks for key in chunk.keys.tolist())
-            positions.update_ledgers(self._pages.few_by_page(places))
+            parts = self._pages.few_by_page(places)
+        for ledger_id, entry_ids in parts:
+            positions.update_entries(ledger_id, entry_ids)
         self._forget_pages_if_empty()
 
     def keep_only(self, positions: PositionSet) -> None:

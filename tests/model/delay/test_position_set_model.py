@@ -68,11 +68,6 @@ class PositionSetMachine(RuleBasedStateMachine):
         self.held.update_between(set_of(group), first=first, end=end, is_given_up=True)
         self.expected |= {position for position in group if first <= position < end}
 
-    @rule(group=groups)
-    def update_ledgers(self, group):
-        self.held.update_ledgers((ledger_id, array("I", [entry_id])) for ledger_id, entry_id in group)
-        self.expected |= group
-
     @rule(group=groups, ledger_id=st.sampled_from([0, 3]))
     def update_entries(self, group, ledger_id):
         entry_ids = {entry_id for _, entry_id in group}
