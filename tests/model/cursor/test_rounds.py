@@ -1,4 +1,4 @@
-"""Rounds of dispatches: who receives what, and no wake-up is lost."""
+"""Rounds of dispatches: who receives what and in which order, no wake-up is lost, and the statistics are exact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ackstate import AckRefusedError, CursorConfig, SubscriptionType
+from ackstate import AckRefusedError, CursorConfig, DeadLetterPolicy, SubscriptionType
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import GateLimits
 from ackstate.message import NO_DELAY, Message
@@ -16,6 +16,10 @@ NAMES = "abc"
 KEYS = "klmn"
 PICKS = st.integers(0, 1_000)
 DELAYED = (SubscriptionType.SHARED, SubscriptionType.KEY_SHARED)
+
+
+class NotTakenError(Exception):
+    """The receiver of dead letters fails."""
 
 
 class CountingWaiter:
@@ -29,14 +33,14 @@ class CountingWaiter:
 
 
 class RoundsMachine(RuleBasedStateMachine):
-    """A broker that dispatches in rounds; the model keeps permits, and who has what.
+    """A broker that dispatches in rounds; the model keeps permits, who has what, and what was counted.
 
     At the begin of each round it is known whether the waiter was called, or its time has come. If neither, the round
-    must send nothing.
+    must send nothing. Messages of a key keep their order, unless they are published for later.
     """
 
     @initialize(
-        kind=st.sampled_from(SubscriptionType),
+        kind=st.sampled_from([*SubscriptionType, SubscriptionType.KEY_SHARED, SubscriptionType.KEY_SHARED]),
         turn=st.sampled_from([1, 2, 20]),
         round_max=st.sampled_from([3, 1_000]),
         look_ahead=st.sampled_from([3, 20_000]),
@@ -54,16 +58,22 @@ class RoundsMachine(RuleBasedStateMachine):
         old_s=st.sampled_from([0, 0, 1]),
         names=st.sampled_from(["", "ab", "abc"]),
         is_eager=st.sampled_from([False, True, True]),
+        keeps_order=st.sampled_from([True, True, False]),
+        redeliveries_max=st.sampled_from([None, None, 1]),
     )
     def open(
         self, *, kind=SubscriptionType.SHARED, turn=20, round_max=1_000, look_ahead=20_000, limits=None, old_s=0,
-        names="", is_eager=False,
+        names="", is_eager=False, keeps_order=False, redeliveries_max=None,
     ):  # fmt: skip
         self.kind, self.limits = kind, {} if kind.is_single_active else limits or {}
+        self.keeps_order = kind is SubscriptionType.KEY_SHARED and keeps_order
+        dead_letters = None if redeliveries_max is None else DeadLetterPolicy(redeliveries_max, self.hand_over)
         self.topic = NumberedTopic(
             kind,
             tick_time_ms=1 if kind in DELAYED else None,
-            options=SubscriptionOptions(turn_entries=turn, round_entries_max=round_max, look_ahead_max=look_ahead),
+            options=SubscriptionOptions(
+                turn_entries=turn, round_entries_max=round_max, look_ahead_max=look_ahead, dead_letters=dead_letters
+            ),
             config=CursorConfig(become_old_ack_record_seconds=old_s),
             **self.limits,
         )
@@ -72,12 +82,21 @@ class RoundsMachine(RuleBasedStateMachine):
         self.permits: dict[str, int] = {}
         self.priority: dict[str, int] = {}
         self.has: dict[int, str] = {}
+        self.not_before: dict[int, int] = {}
+        self.handed_over: list[Message] = []
+        self.hands_over = True
+        self.sent_count = self.sent_again = self.dead_count = 0
         self.now_ms = 0
         self.waiter: CountingWaiter | None = None
         self.wake_ms: int | None = None
         self.is_eager = is_eager
         for number, name in enumerate(names):
             self.consumer_opened(name, priority=number // 2, permits=10)
+
+    def hand_over(self, delivery):
+        if not self.hands_over:
+            raise NotTakenError
+        self.handed_over.append(delivery.message)
 
     @rule(
         keys=st.text(KEYS, min_size=1, max_size=6),
@@ -86,7 +105,7 @@ class RoundsMachine(RuleBasedStateMachine):
         times=st.sampled_from([1, 1, 1, 20]),
     )
     def publish(self, keys="k", delay_ms=None, message_count=1, times=1):
-        deliver_at_ms = NO_DELAY if delay_ms is None else self.now_ms + delay_ms
+        deliver_at_ms = NO_DELAY if delay_ms is None or self.keeps_order else self.now_ms + delay_ms
         messages = [
             Message(b"", key=key.encode(), deliver_at_ms=deliver_at_ms, message_count=message_count)
             for key in keys * times
@@ -169,6 +188,8 @@ class RoundsMachine(RuleBasedStateMachine):
         gone = [each for each in self.has if each >= number] if self.kind.is_single_active else [number]
         for each in gone:
             del self.has[each]
+        if not self.kind.is_single_active:
+            self.not_before[number] = self.now_ms + delay_ms
         if looks_later:
             self.wait(delay_ms)
             self.sent_in_round()
@@ -202,20 +223,36 @@ class RoundsMachine(RuleBasedStateMachine):
     def seek(self, pick=0):
         self.subscription.seek(self.topic.positions[pick % len(self.messages)], now_ms=self.now_ms)
         self.has.clear()
+        self.not_before.clear()
 
     @precondition(lambda self: self.permits)
-    @rule(pick=PICKS, count=st.integers(1, 5))
-    def dispatch_to_one(self, pick=0, count=1):
+    @rule(pick=PICKS, count=st.integers(1, 12), hands_over=st.booleans())
+    def dispatch_to_one(self, pick=0, count=1, hands_over=True):
         name = sorted(self.permits)[pick % len(self.permits)]
-        for delivery in self.subscription.dispatch(name, count, now_ms=self.now_ms):
+        self.hands_over = hands_over
+        try:
+            deliveries = self.subscription.dispatch(name, count, now_ms=self.now_ms)
+        except NotTakenError:
+            deliveries = []
+        self.hands_over = True
+        self.count_dead_letters()
+        if self.keeps_order and "max_unacked_ranges" not in self.limits:
+            assert deliveries == sorted(deliveries, key=lambda each: each.position), "out of order within a dispatch"
+        for delivery in deliveries:
             self.sent(name, delivery)
 
-    @rule(is_awaited=st.sampled_from([True, True, True, False]))
-    def round(self, is_awaited=True):
-        self.sent_in_round(is_awaited)
+    @rule(is_awaited=st.sampled_from([True, True, True, False]), hands_over=st.booleans())
+    def round(self, is_awaited=True, hands_over=True):
+        self.hands_over = hands_over
+        try:
+            self.sent_in_round(is_awaited)
+        except NotTakenError:  # It may send again.
+            self.waiter = None
+            self.count_dead_letters()
+        self.hands_over = True
 
     def sent_in_round(self, is_awaited=True):
-        """Dispatch in a round, and return how many entries that sent."""
+        """Dispatch in a round, and return how many entries that sent or handed over as dead letters."""
         earlier, earlier_wake_ms = self.waiter, self.wake_ms
         may_send = (
             earlier is None or earlier.calls > 0 or (earlier_wake_ms is not None and earlier_wake_ms <= self.now_ms)
@@ -235,7 +272,13 @@ class RoundsMachine(RuleBasedStateMachine):
         for name in self.permits:
             assert self.subscription.permits(name) == self.permits[name]
         self.check_priorities(deliveries, before)
-        return sum(len(mine) for _, mine in deliveries)
+        return self.count_dead_letters() + sum(len(mine) for _, mine in deliveries)
+
+    def count_dead_letters(self):
+        entry_count = len(self.handed_over)
+        self.dead_count += sum(message.message_count for message in self.handed_over)
+        self.handed_over.clear()
+        return entry_count
 
     def check_priorities(self, deliveries, before):
         if self.kind is not SubscriptionType.SHARED or not deliveries:
@@ -254,12 +297,23 @@ class RoundsMachine(RuleBasedStateMachine):
         if self.kind is SubscriptionType.KEY_SHARED:
             holders = {self.has[other] for other in self.has if self.messages[other].key == message.key}
             assert holders <= {name}, "a key with two consumers at once"
+        if self.keeps_order:
+            self.check_order_of_key(number)
+        assert self.not_before.pop(number, 0) <= self.now_ms, "given back with a delay, and too early"
         if self.kind.is_single_active:
             assert name == self.active
             assert not self.has or max(self.has) < number, "out of order"
         else:
             assert message.deliver_at_ms <= self.now_ms, "too early"
         self.has[number] = name
+        self.sent_count += message.message_count
+        self.sent_again += message.message_count if delivery.redelivery_count else 0
+
+    def check_order_of_key(self, number):
+        key = self.messages[number].key
+        for earlier, position in enumerate(self.topic.positions[:number]):
+            is_passed = self.messages[earlier].key == key and earlier not in self.has
+            assert not is_passed or self.topic.cursor.is_acked(position), "passed an earlier message of its key"
 
     @invariant()
     def holds_together(self):
@@ -270,6 +324,23 @@ class RoundsMachine(RuleBasedStateMachine):
             self.topic.check()
             assert sum(len(self.subscription.in_flight(name)) for name in self.subscription.consumers) == len(self.has)
             assert self.waiter is None or self.waiter.calls <= 1
+            self.check_numbers()
+
+    def check_numbers(self):
+        """A call that raised counts for nothing."""
+        stats, unacked = self.subscription.stats(), self.topic.unacked()
+        assert (stats.sent_messages, stats.redelivered_messages) == (self.sent_count, self.sent_again)
+        assert stats.dead_lettered_messages == self.dead_count
+        assert stats.unacked_messages == sum(self.messages[number].message_count for number in self.has)
+        assert stats.consumer_count == len(self.permits)
+        assert stats.cursor.backlog == len(unacked)
+        assert stats.oldest_unacked == (self.topic.positions[unacked[0]] if unacked else None)
+        # Those that the reader has passed are in one place each; an index may hold some that it has not.
+        is_passed = [self.topic.positions[number] < self.topic.cursor.read_position for number in unacked]
+        held_count = stats.replay_entries + stats.delayed_entries + len(self.has)
+        not_passed = [self.messages[number] for number, passed in zip(unacked, is_passed, strict=True) if not passed]
+        known_count = sum(message.deliver_at_ms != NO_DELAY for message in not_passed)
+        assert 0 <= held_count - sum(is_passed) <= known_count
 
     def teardown(self):
         if hasattr(self, "topic"):

@@ -182,6 +182,26 @@ def test_whoever_takes_dead_letters_may_ack_others():
     assert (taken, topic.unacked()) == ([topic.positions[1]], [0, 3])
 
 
+def test_a_batch_that_reached_no_consumer_counts_for_nothing():
+    """Message 0 was about to be sent again when 1 was not accepted as a dead letter."""
+
+    def refuse(delivery):
+        raise StoreError("not now")
+
+    options = SubscriptionOptions(dead_letters=DeadLetterPolicy(1, refuse))
+    topic = NumberedTopic(options=options)
+    topic.publish(2, message_count=3)
+    topic.dispatch()
+    topic.nack(1)
+    topic.dispatch()
+    topic.nack(0, 1)
+    with pytest.raises(StoreError):
+        topic.dispatch()
+    stats = topic.subscription.stats()
+    assert (stats.sent_messages, stats.redelivered_messages, stats.dead_lettered_messages) == (9, 3, 0)
+    assert (stats.unacked_messages, stats.replay_entries) == (0, 2)
+
+
 def test_closing_wakes_who_waits():
     topic = NumberedTopic(max_unacked_messages=1)
     topic.publish(2)
