@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
 from ackstate.stores.base import StoreError
-from ackstate.stores.memory import MemoryDisk, MemoryStore
+from ackstate.stores.memory import MemoryStore
 from traces import runs_of
+from wrapped_store import copied
 
 NAMES = {"topic": "t", "subscription": "s"}
 RESTARTS = {EventKind.RECOVER, EventKind.RESET, EventKind.REDELIVER}
@@ -121,7 +121,7 @@ class _Broker:
 
     def lost_in_a_crash(self):
         """Drop everything but the disk, recover from a copy of it, and count the acks that are gone."""
-        twin = MemoryStore(copy.deepcopy(self.disk_of.disk, {id(self.disk_of.disk.lock): MemoryDisk().lock}))
+        twin = MemoryStore(copied(self.disk_of.disk))
         recovered = ManagedCursor.open(twin, ledgers=self.ledgers, config=self.policy.cursor, now_ms=0, **NAMES)
         return sum(not recovered.is_acked(Position(*position)) for position in self.acked)
 

@@ -15,7 +15,6 @@ from ackstate.errors import CursorFencedError
 from ackstate.stores.base import StoreError
 from crash.crash_states.examination import WorkloadRun
 from crash.crash_states.sqlite import ProcessKilledError
-from crash.flaky_store import FlakyStore
 from crash.observed_cursor import (
     NEVER_OPENED,
     SUBSCRIPTIONS,
@@ -28,6 +27,7 @@ from crash.observed_cursor import (
 )
 from crash.promises import PromiseBrokenError, hold
 from crash.steps import Step, StepKind, steps
+from wrapped_store import FlakyStore
 
 _STEP_MS = 10_000
 _LATER_MS = 10_000_000

@@ -23,8 +23,8 @@ from ackstate.analysis.crash.layer import fast_parent
 from ackstate.analysis.crash.oracle import Broken, Promise
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
-from crash.flaky_store import WrappedStore
 from crash.promises import PromiseBrokenError
+from wrapped_store import WrappedStore
 
 # The log: https://www.sqlite.org/fileformat2.html section 4.1
 _LOG_HEADER, _FRAME_HEADER, _PAGE, _SECTOR = 32, 24, 4096, 512

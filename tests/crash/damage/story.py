@@ -14,9 +14,9 @@ from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.recovery import decode_record
 from ackstate.position import Position
 from ackstate.wire.pulsar import Compression, RangeForm
-from crash.flaky_store import FlakyStore
 from crash.observed_cursor import NEVER_OPENED, NUMBERING, SUBSCRIPTIONS, TOPIC, ObservedCursor, open_cursor, state_of
 from crash.steps import LEDGERS, StepKind, steps
+from wrapped_store import FlakyStore
 
 SUBSCRIPTION, _OTHER = SUBSCRIPTIONS
 _STEP_MS = 60_000

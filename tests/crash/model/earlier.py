@@ -9,9 +9,9 @@ from ackstate.message import Message
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic.log import MessageLog
-from crash.flaky_store import WrappedStore
 from crash.model.client_events import append
 from crash.promises import hold
+from wrapped_store import WrappedStore
 
 
 class EarlierLog:

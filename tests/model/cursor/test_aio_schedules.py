@@ -24,6 +24,7 @@ from ackstate.aio import AsyncTopics
 from ackstate.delay import DelayConfig
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.errors import AckStateError, CursorClosedError
+from wrapped_store import before_each_call
 
 PERMITS = 5
 REDELIVERIES_MAX = 2
@@ -32,29 +33,6 @@ STEPS = 80
 
 def now_ms():
     return time.time_ns() // 1_000_000
-
-
-class DawdlingStore:
-    """A store in memory whose calls take up to two milliseconds, in whatever thread they are made."""
-
-    def __init__(self, store, random):
-        self.store = store
-        self.ledgers = Dawdling(store.ledgers, random)
-        self.metadata = Dawdling(store.metadata, random)
-
-
-class Dawdling:
-    def __init__(self, part, random):
-        self._part, self._random = part, random
-
-    def __getattr__(self, name):
-        function = getattr(self._part, name)
-
-        def call(*args, **named):
-            time.sleep(self._random.choice((0, 0, 0.0005, 0.002)))
-            return function(*args, **named)
-
-        return call
 
 
 class Schedule:
@@ -83,7 +61,8 @@ class Schedule:
         self.receipts, self.waiting = [], []
 
     async def run(self):
-        store = DawdlingStore(self.disk, self.random)
+        # Each call takes up to two milliseconds, in whatever thread it is made.
+        store = before_each_call(self.disk, lambda _: time.sleep(self.random.choice((0, 0, 0.0005, 0.002))))
         topics = AsyncTopics(store, settings=self.settings, clock=now_ms, tick_ms=1)
         try:
             async with topics:

@@ -35,6 +35,7 @@ from ackstate.topic.log import (
     log_owner,
     log_path,
 )
+from wrapped_store import before_each_call
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAULTS = (FaultKind.FAIL_BEFORE, FaultKind.FAIL_AFTER, FaultKind.FULL)
@@ -138,26 +139,6 @@ def test_a_former_owner_deletes_no_ledger_that_it_created(stores, published, kin
     assert ManagedCursor.open(stores[1], topic="t", subscription="s", ledgers=log.ledgers, now_ms=0).backlog == 1
 
 
-class Interrupted:
-    """A store that lets something happen before each of its calls."""
-
-    def __init__(self, store, happen):
-        self.ledgers = _Part(store.ledgers, happen)
-        self.metadata = _Part(store.metadata, happen)
-
-
-class _Part:
-    def __init__(self, part, happen):
-        self._part, self._happen = part, happen
-
-    def __getattr__(self, name):
-        def call(*args, **named):
-            self._happen(name)
-            return getattr(self._part, name)(*args, **named)
-
-        return call
-
-
 def happens_before_call(number, happen):
     numbers = count()
     return lambda _: happen() if next(numbers) == number else None
@@ -175,7 +156,7 @@ def test_a_publish_at_any_moment_of_a_takeover(size, number):
             older.publish(batch(*[b"2"] * size))
             published.extend([b"2"] * size)
 
-    newer = opened(Interrupted(MemoryStore(store.disk), happens_before_call(number, publish)))
+    newer = opened(before_each_call(MemoryStore(store.disk), happens_before_call(number, publish)))
     before = payloads_of(newer)
     assert before == published
     newer.publish(batch(b"new"))
@@ -189,7 +170,7 @@ def test_of_two_that_open_the_log_at_once_one_writes_it(number):
     store, owners = MemoryStore(), []
     opened(store).publish(batch(b"1"))
     happen = happens_before_call(number, lambda: owners.append(opened(MemoryStore(store.disk))))
-    owners.append(opened(Interrupted(MemoryStore(store.disk), happen)))
+    owners.append(opened(before_each_call(MemoryStore(store.disk), happen)))
     published = [b"1"]
     for payload, owner in zip((b"a", b"b", b"c", b"d"), owners * 2, strict=False):
         with suppress(LogFencedError):
@@ -214,7 +195,7 @@ def test_a_ledger_named_by_a_write_of_unknown_outcome_is_not_the_older_owners_an
                 older.publish(batch(b"lost"))
             errors.append(caught.value)
 
-    newer = opened(Interrupted(MemoryStore(store.disk), publish))
+    newer = opened(before_each_call(MemoryStore(store.disk), publish))
     assert len(errors) == 1
     newer.publish(batch(b"3"))
     assert payloads_of(opened(store)) == [b"1", b"3"]

@@ -20,6 +20,7 @@ from ackstate.cursor.view import AckView
 from ackstate.deleted_ranges import isolated_range_bytes, range_bytes
 from ackstate.selection import Keep
 from ackstate.stores.memory import MemoryDisk
+from wrapped_store import copied
 
 LEDGER = 5
 # The acks of a promotion.
@@ -91,15 +92,6 @@ class HookedStore(MemoryStore):
         self.ledgers._append_many = append_many
 
 
-def copy_of(disk):
-    copied = MemoryDisk()
-    for ledger_id, ledger in disk.ledgers.items():
-        copied.ledgers[ledger_id] = type(ledger)(ledger.owner, 0, [*ledger.entries])
-    copied.values.update(disk.values)
-    copied.next_ledger_id, copied.first_version = disk.next_ledger_id, disk.first_version
-    return copied
-
-
 class RecordBytesMachine(RuleBasedStateMachine, CursorListener):
     """The cursor's number of un-persisted bytes against the bytes that a crash right now would leave on the disk."""
 
@@ -136,7 +128,7 @@ class RecordBytesMachine(RuleBasedStateMachine, CursorListener):
 
     def recount(self):
         """Return the size of the acks that are not on the disk, as another cursor finds it there."""
-        durable = self.open(MemoryStore(copy_of(self.disk)))
+        durable = self.open(MemoryStore(copied(self.disk)))
         left = self.cursor.deleted.copy()
         left.difference_update(durable.deleted)
         left.remove_at_most(max(self.cursor.mark_delete_position, durable.mark_delete_position))

@@ -26,44 +26,29 @@ from ackstate.stores.memory import Fault, FaultKind, MemoryDisk
 from ackstate.topic import Topics, delete_topic
 from ackstate.topic.log import log_owner
 from ackstate.topic_name import ROOT
+from wrapped_store import before_each_call, copied
 
 SUBSCRIPTION = "s"
 PATH = cursor_path("t", SUBSCRIPTION)
 NO_TAKEOVER = 10**9
 
 
-class InterruptedStore:
-    """A memory store with something that happens before one of its calls, and perhaps a fault.
+def interrupted(disk, *, at, act, faults=()):
+    """Open a store with something that happens before one of its calls, and perhaps a fault.
 
-    Attributes:
-        mutations: For each call so far, how many mutations came before it.
-        begun_at: The first call at which something may happen.
+    It has two more attributes: `mutations`, for each call so far how many mutations came before it, and `begun_at`, the
+    first call at which something may happen.
     """
 
-    def __init__(self, disk, *, at, act, faults=()):
-        self.store = MemoryStore(disk, faults=faults)
-        self.mutations, self.begun_at = [], 0
-        self._at, self._act = at, act
-        self.ledgers, self.metadata = _Part(self, self.store.ledgers), _Part(self, self.store.metadata)
+    def before_call(_name):
+        opened.mutations.append(store.mutation_count)
+        if len(opened.mutations) == at + 1:
+            act()
 
-    def before_call(self):
-        self.mutations.append(self.store.mutation_count)
-        if len(self.mutations) == self._at + 1:
-            self._act()
-
-
-class _Part:
-    def __init__(self, store, part):
-        self._store, self._part = store, part
-
-    def __getattr__(self, name):
-        function = getattr(self._part, name)
-
-        def call(*args, **named):
-            self._store.before_call()
-            return function(*args, **named)
-
-        return call
+    store = MemoryStore(disk, faults=faults)
+    opened = before_each_call(store, before_call)
+    opened.mutations, opened.begun_at = [], 0
+    return opened
 
 
 def settings(form):
@@ -164,47 +149,44 @@ def check_nothing_left_of(store, *, ledger_count, journals_max):
     assert len(store.ledgers.owned_by(cursor_owner(PATH))) <= journals_max
 
 
-def copied(disk):
-    copy = MemoryDisk()
-    for ledger_id, ledger in disk.ledgers.items():
-        copy.ledgers[ledger_id] = type(ledger)(ledger.owner, 0, list(ledger.entries))
-    copy.values, copy.next_ledger_id = dict(disk.values), disk.next_ledger_id
-    return copy
-
-
 class Takeover(NamedTuple):
     at: int
     faults: tuple[Fault, ...]
 
 
-def takeovers(run):
-    """A takeover before each call of a run, alone, and after a fault of one of the last mutations before it."""
+@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.soak)])
+def at_every_step(request):
+    """Run with a takeover before each call, alone, and after a fault of one of so many mutations before it."""
+
+    def at_every_step(run):
+        for takeover in takeovers(run, request.param):
+            try:
+                run(*takeover)
+            except Exception as error:
+                error.add_note(str(takeover))
+                raise
+
+    return at_every_step
+
+
+def takeovers(run, reach):
     plain = run(NO_TAKEOVER, ())
     for at, count in enumerate(plain.mutations):
         if at < plain.begun_at:
             continue
         yield Takeover(at, ())
-        for number in range(max(count - 3, 0), count):
+        for number in range(max(count - reach, 0), count):
             for kind in (FaultKind.FAIL_AFTER, FaultKind.FAIL_BEFORE):
                 yield Takeover(at, (Fault(number, kind),))
 
 
-def at_every_step(run):
-    for takeover in takeovers(run):
-        try:
-            run(*takeover)
-        except Exception as error:
-            error.add_note(str(takeover))
-            raise
-
-
 @pytest.mark.parametrize("is_active", [True, False])
 @pytest.mark.parametrize("form", Format)
-def test_a_topic_that_is_taken_over_is_the_next_owner_s_alone(form, is_active):
+def test_a_topic_that_is_taken_over_is_the_next_owner_s_alone(form, is_active, at_every_step):
     def run(at, faults):
         disk = MemoryDisk()
         after = NextOwner(disk, form, is_active=is_active)
-        store = InterruptedStore(disk, at=at, act=after.open, faults=faults)
+        store = interrupted(disk, at=at, act=after.open, faults=faults)
         own(store, form)
         if after.topic is not None:
             check_alive(after)
@@ -215,7 +197,7 @@ def test_a_topic_that_is_taken_over_is_the_next_owner_s_alone(form, is_active):
 
 @pytest.mark.parametrize("rolls", [True, False])
 @pytest.mark.parametrize("form", Format)
-def test_an_owner_that_goes_on_while_the_next_one_opens_loses_nothing_to_it(form, rolls):
+def test_an_owner_that_goes_on_while_the_next_one_opens_loses_nothing_to_it(form, rolls, at_every_step):
     config = CursorConfig(format=form, ledger_entry_count_max=1 if rolls else 50, ledger_retry_ms=0)
     log = LedgerMap.from_counts({1: 9})
 
@@ -233,7 +215,7 @@ def test_an_owner_that_goes_on_while_the_next_one_opens_loses_nothing_to_it(form
             nonlocal is_durable
             is_durable = acks(before, Position(1, 5))
 
-        store = InterruptedStore(disk, at=at, act=go_on, faults=faults)
+        store = interrupted(disk, at=at, act=go_on, faults=faults)
         newer = None
         with suppress(AckStateError):
             newer = opened(store)
@@ -249,13 +231,13 @@ def test_an_owner_that_goes_on_while_the_next_one_opens_loses_nothing_to_it(form
 
 
 @pytest.mark.parametrize("is_active", [True, False])
-def test_a_topic_that_is_opened_while_it_is_deleted_is_whole_or_gone(is_active):
+def test_a_topic_that_is_opened_while_it_is_deleted_is_whole_or_gone(is_active, at_every_step):
     def run(at, faults):
         disk = MemoryDisk()
         first = NextOwner(disk, Format.NATIVE, is_active=True)
         first.open()
         after = NextOwner(disk, Format.NATIVE, is_active=is_active)
-        store = InterruptedStore(disk, at=at, act=after.open, faults=faults)
+        store = interrupted(disk, at=at, act=after.open, faults=faults)
         is_fenced = False
         try:
             delete_topic(store, "t")
@@ -290,10 +272,10 @@ def check_nothing_left(store):
 
 
 @pytest.mark.parametrize("form", Format)
-def test_the_owner_of_a_topic_that_was_deleted_leaves_nothing(form):
+def test_the_owner_of_a_topic_that_was_deleted_leaves_nothing(form, at_every_step):
     def run(at, faults):
         disk = MemoryDisk()
-        store = InterruptedStore(disk, at=at, act=lambda: delete_topic(MemoryStore(disk), "t"), faults=faults)
+        store = interrupted(disk, at=at, act=lambda: delete_topic(MemoryStore(disk), "t"), faults=faults)
         own(store, form)
         if at < NO_TAKEOVER:
             if faults:  # What an owner does not know of is left to the next deletion, or the next owner.
@@ -317,7 +299,7 @@ def create(store, form, start):
 @pytest.mark.parametrize(
     "meanwhile", ["created", "created and acked", "created without a ledger", "created and deleted", "deleted"]
 )
-def test_of_two_that_create_a_subscription_one_has_it(form, start, is_deleted_before, meanwhile):
+def test_of_two_that_create_a_subscription_one_has_it(form, start, is_deleted_before, meanwhile, at_every_step):
     def run(at, faults):
         disk, cursors = MemoryDisk(), []
         if is_deleted_before:
@@ -335,7 +317,7 @@ def test_of_two_that_create_a_subscription_one_has_it(form, start, is_deleted_be
             if "deleted" in meanwhile:
                 delete_subscription(MemoryStore(disk), topic="t", subscription=SUBSCRIPTION)
 
-        store = InterruptedStore(disk, at=at, act=act, faults=faults)
+        store = interrupted(disk, at=at, act=act, faults=faults)
         with suppress(AckStateError):
             cursors.append(create(store, form, start))
         if at >= len(store.mutations):

@@ -30,39 +30,26 @@ from ackstate.stores.memory import MemoryDisk
 from ackstate.stores.pulsar import open_cluster
 from crash.bookkeeper_cluster import bookkeeper_options
 from pulsar_nodes import NODE, TOPIC
+from wrapped_store import before_each_call
 
 numbers = itertools.count()
-CLUSTER = [pytest.param("native", marks=pytest.mark.slow), pytest.param("pulsar", marks=pytest.mark.slow)]
+CLUSTER = [
+    pytest.param(kind, marks=[pytest.mark.slow, pytest.mark.bookkeeper_cluster]) for kind in ("native", "pulsar")
+]
 
 
-class PausedStore:
-    """A store whose owner is paused before one of its calls, counted from `begin`."""
+class Pause:
+    """Something that happens before one of the calls of a store, counted from `begin`."""
 
-    def __init__(self, store):
-        self.ledgers, self.metadata = _Part(self, store.ledgers), _Part(self, store.metadata)
-        self.calls_left, self.act = -1, None
+    calls_left, act = -1, None
 
     def begin(self, calls_left, act):
         self.calls_left, self.act = calls_left, act
 
-    def before_call(self):
+    def __call__(self, _name):
         self.calls_left -= 1
         if self.calls_left == -1:
             self.act()
-
-
-class _Part:
-    def __init__(self, store, part):
-        self._store, self._part = store, part
-
-    def __getattr__(self, name):
-        function = getattr(self._part, name)
-
-        def call(*args, **named):
-            self._store.before_call()
-            return function(*args, **named)
-
-        return call
 
 
 @pytest.fixture
@@ -87,8 +74,8 @@ def opener(request):
 
 
 def paused(run, kind):
-    """Pause a run before each call of its operation, in a cluster before each third, until it has no more."""
-    for calls in itertools.count(step=1 if kind == "memory" else 3):
+    """Pause a run before each call of its operation, in a cluster before each fifth, until it has no more."""
+    for calls in itertools.count() if kind == "memory" else itertools.count(1, 5):
         if not run(calls):
             return
 
@@ -127,7 +114,8 @@ def test_a_former_owner_of_a_cursor_changes_nothing(opener, kind, does):
         return ManagedCursor.open(store, topic=TOPIC, subscription=name, ledgers=log, config=config, now_ms=0)
 
     open_storage = opener(kind)
-    formers, presents = PausedStore(open_storage()), open_storage()
+    pause = Pause()
+    formers, presents = before_each_call(open_storage(), pause), open_storage()
     if kind == "pulsar":
         for end in range(2, NODE.count("/") + 2):
             with suppress(VersionMismatchError):
@@ -142,7 +130,7 @@ def test_a_former_owner_of_a_cursor_changes_nothing(opener, kind, does):
             present.append(opened(presents, name))
             persist(present[0], 20, 21)
 
-        formers.begin(calls, take_over)
+        pause.begin(calls, take_over)
         with suppress(AckStateError):
             operation(former)
         if not present:
@@ -198,7 +186,8 @@ def test_a_former_owner_of_a_log_changes_nothing(opener, kind, does):
     config = CursorConfig(flush_interval_ms=0)
     settings = TopicSettings(entries_per_ledger_max=2, cursor=config)
     open_storage = opener(kind)
-    formers, presents = PausedStore(open_storage()), open_storage()
+    pause = Pause()
+    formers, presents = before_each_call(open_storage(), pause), open_storage()
 
     def run(calls):
         name, present = f"t{next(numbers)}", []
@@ -220,7 +209,7 @@ def test_a_former_owner_of_a_log_changes_nothing(opener, kind, does):
                 each.ack(present[0].log.ledgers.last_confirmed, now_ms=1)
                 each.cursor.persist(now_ms=1)
 
-        formers.begin(calls, take_over)
+        pause.begin(calls, take_over)
         with suppress(AckStateError):
             operation(former)
         if not present:

@@ -8,13 +8,12 @@ after it, according to whether the one call that decides has been made.
 from __future__ import annotations
 
 import threading
-from copy import deepcopy
 
 import pytest
 
 from ackstate import CursorClosedError, CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.cursor import PersistTarget, persist_all
-from ackstate.stores.memory import MemoryDisk
+from wrapped_store import WrappedStore, copied
 
 PATIENCE_S = 30
 ENTRIES = 40
@@ -46,32 +45,22 @@ class Boundaries:
             assert self.go_on.wait(PATIENCE_S)
 
 
-class HeldUp:
-    """One half of a store, whose mutations have boundaries."""
+def held_up(store, boundaries):
+    """Return a store whose mutations have boundaries."""
 
-    def __init__(self, inner, boundaries):
-        self._inner, self._boundaries = inner, boundaries
-
-    def __getattr__(self, name):
-        method = getattr(self._inner, name)
+    def look_up(name, method):
         if name not in MUTATIONS:
             return method
 
         def call(*args, **named):
-            self._boundaries.reach("before", name)
+            boundaries.reach("before", name)
             result = method(*args, **named)
-            self._boundaries.reach("after", name)
+            boundaries.reach("after", name)
             return result
 
         return call
 
-
-class HeldUpStore:
-    def __init__(self, boundaries):
-        self.inner = MemoryStore()
-        self.ledgers = HeldUp(self.inner.ledgers, boundaries)
-        self.metadata = HeldUp(self.inner.metadata, boundaries)
-        self.close = self.inner.close
+    return WrappedStore(store, look_up)
 
 
 class WatchedLock:
@@ -126,9 +115,7 @@ def acked(cursor):
 
 def found_by_a_crash(disk):
     """The result of a recovery now. It is of a copy, because a recovery takes the cursor over."""
-    copy = MemoryDisk()
-    copy.ledgers, copy.values, copy.next_ledger_id = deepcopy(disk.ledgers), dict(disk.values), disk.next_ledger_id
-    return acked(opened(MemoryStore(copy), NATIVE))
+    return acked(opened(MemoryStore(copied(disk)), NATIVE))
 
 
 def persist(cursor):
@@ -175,7 +162,8 @@ class Scene:
     def __init__(self, name, stop_at):
         config, self.call, self.route, self.expected, self.decisive = ROUTES[name]
         self.boundaries = Boundaries()
-        self.store = HeldUpStore(self.boundaries)
+        self.memory = MemoryStore()
+        self.store = held_up(self.memory, self.boundaries)
         self.cursor = opened(self.store, config)
         self.durable_before = self.cursor.ack(P(30), now_ms=0)
         self.cursor.persist(now_ms=0)
@@ -184,7 +172,7 @@ class Scene:
         self.early_batch = self.cursor.ack_batch(P(9), [0b10], now_ms=0)
         self.after = set(range(RESET_TO)) if self.is_reset else {0, 5, 7, 30}
         if name.endswith("metadata") and config is NATIVE:
-            self.store.inner.break_ledgers()
+            self.memory.break_ledgers()
         self.lock = self.cursor._persister.writing = WatchedLock()
         self.boundaries.stop_at = stop_at
         others = [opened(self.store, config, name="idle")] if self.call is persist_together else []
@@ -212,7 +200,7 @@ class Scene:
         return f"after {self.decisive}" in self.boundaries.passed
 
     def check_crash(self):
-        found, cursor = found_by_a_crash(self.store.inner.disk), self.cursor
+        found, cursor = found_by_a_crash(self.memory.disk), self.cursor
         assert found == (self.after if self.is_decided else self.before)
         assert self.before <= found or not cursor.durable(self.durable_before), "a receipt outlived its ack"
         assert len(acked(cursor) - found) <= cursor.redelivery_if_crashed, "more comes back than was said"
@@ -251,7 +239,7 @@ def test_the_boundaries_are_all_there_are(name):
     scene.writer.ended()
     assert (scene.writer.error, scene.writer.result) == (None, scene.route)
     assert scene.boundaries.passed == scene.expected
-    assert found_by_a_crash(scene.store.inner.disk) == scene.after
+    assert found_by_a_crash(scene.memory.disk) == scene.after
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -270,7 +258,7 @@ def test_acks_go_on_while_one_writes_and_nothing_is_durable_too_early(name):
         assert [cursor.durable(receipt) for receipt in early] == [not scene.is_reset] * 2
         assert [cursor.durable(receipt) for receipt in late] == [has_all] * 5
         everything = {0, 1, 2, 5, 6, 7, 9, 20, 22, 30}
-        found = found_by_a_crash(scene.store.inner.disk)
+        found = found_by_a_crash(scene.memory.disk)
         assert found == (everything if has_all else scene.after)
         assert cursor.redelivery_if_crashed == len(acked(cursor) - found)
         assert acked(cursor) == (scene.after if scene.is_reset else everything)
@@ -299,5 +287,5 @@ def test_a_second_write_waits_for_the_first_and_has_what_came_in_meanwhile(name,
         assert scene.cursor.durable(scene.early) == (not is_reset)
         assert all(scene.cursor.durable(each) != is_reset for each in late)
         after = acked(scene.cursor) if late else set(range(RESET_TO)) if is_reset else scene.after
-        assert found_by_a_crash(scene.store.inner.disk) == after
+        assert found_by_a_crash(scene.memory.disk) == after
         assert scene.cursor.redelivery_if_crashed == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ackstate import (
@@ -18,6 +20,7 @@ from ackstate import (
 from ackstate.cursor.journal import delete_subscription
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import BacklogPolicy, Retention, publish_all
+from wrapped_store import before_each_call
 
 SETTINGS = {"entries_per_ledger_max": 10, "cursor": CursorConfig(flush_interval_ms=0)}
 LIMITED = Retention(backlog_bytes_max=1_000, backlog_policy=BacklogPolicy.REFUSE_PUBLISH)
@@ -99,23 +102,8 @@ def test_each_way_to_publish_dates_its_ledger_by_the_time_of_the_call():
     assert [last_publish_dates(way, now_ms=now_ms) for way in ways] == [3] * 5
 
 
-class CountedCalls:
-    """A store that counts the calls that read: of names, records and entries."""
-
-    READS = frozenset({"get", "children", "read", "last", "owned_by", "owners"})
-
-    def __init__(self, store):
-        self.store, self.count = store, 0
-        self.ledgers, self.metadata = (_CountedPart(self, part) for part in (store.ledgers, store.metadata))
-
-
-class _CountedPart:
-    def __init__(self, store, part):
-        self._store, self._part = store, part
-
-    def __getattr__(self, name):
-        self._store.count += name in CountedCalls.READS
-        return getattr(self._part, name)
+READS = frozenset({"get", "children", "read", "last", "owned_by", "owners"})
+"""The calls of a store that read: names, records and entries."""
 
 
 def limited(store=None, **settings):
@@ -123,31 +111,32 @@ def limited(store=None, **settings):
 
 
 def test_a_publish_reads_subscriptions_only_while_the_log_is_above_the_limit_and_once_a_minute():
-    store = CountedCalls(MemoryStore())
+    reads = Counter()
+    store = before_each_call(MemoryStore(), lambda name: reads.update({name} & READS))
     topic = limited(store)
     for number in range(50):
         topic.subscribe(f"closed {number}", now_ms=0).close(now_ms=0)
     subscription = topic.subscribe("s", now_ms=0)
     publish(topic)  # ten messages: the limit
-    before = store.count
+    before = reads.total()
     for _ in range(100):
         topic.publish([], now_ms=0)
-    assert store.count == before
+    assert reads.total() == before
     for number in range(50):
         topic.unsubscribe(f"closed {number}", now_ms=0)
     for _ in range(50):
         publish(topic, 1)
         subscription.clear_backlog(now_ms=0)
         subscription.cursor.persist(now_ms=0)
-    before = store.count
+    before = reads.total()
     for _ in range(100):
         topic.publish([], now_ms=59_999)
-    assert store.count == before
+    assert reads.total() == before
     topic.publish([], now_ms=60_000)
-    once = store.count - before
+    once = reads.total() - before
     assert 0 < once < 10
     topic.publish([], now_ms=60_001)
-    assert store.count == before + once
+    assert reads.total() == before + once
 
 
 @pytest.mark.parametrize("is_open", [True, False])

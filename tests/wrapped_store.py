@@ -1,10 +1,11 @@
-"""Stores whose calls are looked up through a function, and one that refuses appends for a while."""
+"""Stores whose calls are looked up through a function, two kinds of them, and the copy of a disk."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 
 from ackstate.stores.base import StoreError
+from ackstate.stores.memory import MemoryDisk
 
 
 class WrappedStore:
@@ -24,6 +25,29 @@ class _Part:
 
     def __getattr__(self, name):
         return self._look_up(name, getattr(self._part, name))
+
+
+def before_each_call(store, act):
+    """Return a store that calls a function with the name of each of its calls, right before it."""
+
+    def look_up(name, call):
+        def called(*args, **named):
+            act(name)
+            return call(*args, **named)
+
+        return called
+
+    return WrappedStore(store, look_up)
+
+
+def copied(disk):
+    """Return a disk with the same contents, as the next opening of a store finds it."""
+    copy = MemoryDisk()
+    for ledger_id, ledger in disk.ledgers.items():
+        copy.ledgers[ledger_id] = type(ledger)(ledger.owner, 0, [*ledger.entries])
+    copy.values.update(disk.values)
+    copy.next_ledger_id, copy.first_version = disk.next_ledger_id, disk.first_version
+    return copy
 
 
 class FlakyStore(WrappedStore):
