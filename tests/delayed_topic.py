@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ackstate import CursorConfig, ManagedCursor, MemoryStore, Message, Subscription
+from ackstate import ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import (
     BucketedDelayIndex,
     BucketRegistry,
@@ -13,7 +13,7 @@ from ackstate.delay import (
     SnapshotStorage,
     TopicDelayIndex,
 )
-from ackstate.dispatch import SubscriptionOptions, SubscriptionType
+from ackstate.dispatch import SubscriptionType
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.message import NO_DELAY
 from ackstate.topic import MessageLog
@@ -82,32 +82,27 @@ class BucketedViews(Bucketed):
 class DelayedTopic:
     """Messages are known by their number, in order of publishing."""
 
-    def __init__(self, trackers, store=None, *, names=("s",), now_ms=0, **settings):
-        self.trackers, self.store = trackers, store or MemoryStore()
-        self.names, self.settings = names, settings
+    def __init__(self, trackers, *, kind=SubscriptionType.SHARED):
+        self.trackers, self.store, self.kind = trackers, MemoryStore(), kind
         self.positions, self.deliver_at_ms, self.tracker = [], [], {}
-        self.start(now_ms)
+        self.start(0)
 
     def start(self, now_ms):
         self.seen_ms = now_ms
         self.log = MessageLog.open(self.store, topic="t", entries_per_ledger_max=5)
         self.trackers.start(self, now_ms)
         self.cursors, self.subscriptions = {}, {}
-        for name in self.names:
-            self.open(name, now_ms=now_ms)
+        self.open("s", now_ms=now_ms)
 
     def open(self, name, *, now_ms):
         cursor = self.cursors[name] = ManagedCursor.open(
-            self.store, topic="t", subscription=name, ledgers=self.log.ledgers,
-            config=self.settings.get("config", CursorConfig()), now_ms=now_ms,
-        )  # fmt: skip
-        kind = self.settings.get("kind", SubscriptionType.SHARED)
-        if not kind.is_single_active:
+            self.store, topic="t", subscription=name, ledgers=self.log.ledgers, now_ms=now_ms
+        )
+        if not self.kind.is_single_active:
             self.tracker[name] = self.trackers.open(self, name, now_ms=now_ms)
         self.subscriptions[name] = Subscription(
-            self.log, cursor, delays=self.tracker.get(name), kind=kind,
-            gate=None if kind.is_single_active else DispatchGate(self.settings.get("limits", GateLimits())),
-            options=self.settings.get("options", SubscriptionOptions()),
+            self.log, cursor, delays=self.tracker.get(name), kind=self.kind,
+            gate=None if self.kind.is_single_active else DispatchGate(GateLimits()),
         )  # fmt: skip
 
     def crash(self, now_ms):
@@ -140,10 +135,10 @@ class DelayedTopic:
     def unacked(self, name="s"):
         return [n for n, position in enumerate(self.positions) if not self.cursors[name].is_acked(position)]
 
-    def drain(self, *, now_ms, name="s", until_ms=FAR_MS):
+    def drain(self, *, now_ms, name="s"):
         """Dispatch whenever the subscription requests it, ack all, and return the times of the messages, by number."""
         came, waits = {}, 0
-        while now_ms < until_ms:
+        while now_ms < FAR_MS:
             numbers = self.dispatch(now_ms=now_ms, name=name, count=7)
             assert not came.keys() & set(numbers), "twice"
             came.update(dict.fromkeys(numbers, now_ms))

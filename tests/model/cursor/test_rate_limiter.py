@@ -107,25 +107,6 @@ def try_with_a_clock_that_goes_back(rate, times):
     assert_few_in_every_window(granted_at_ms, rate)
 
 
-def test_the_first_permit_is_on_credit_and_an_idle_second_saves_one_more():
-    limiter = MarkDeleteRateLimiter(1, now_ms=0)
-    assert decisions(limiter, [0, 0, 999, 1_000, 1_000, 1_999]) == [True, False, False, True, False, False]
-    assert decisions(limiter, [60_000] * 3) == [True, True, False]
-    assert decisions(limiter, [60_999, 61_000, 61_000]) == [False, True, False]
-
-
-def test_a_second_of_permits_is_saved_and_no_more():
-    limiter = MarkDeleteRateLimiter(1000, now_ms=0)
-    assert decisions(limiter, [86_400_000] * 1_005) == [True] * 1_001 + [False] * 4
-
-
-def test_below_one_a_second_only_a_part_of_a_permit_is_saved():
-    """At 0.1 a permit takes 10 s, of which an idle second has paid one."""
-    limiter = MarkDeleteRateLimiter(0.1, now_ms=0)
-    assert decisions(limiter, [0, 9_999, 10_000, 60_000]) == [True, False, True, True]
-    assert decisions(limiter, [68_999, 69_000]) == [False, True]
-
-
 @pytest.mark.parametrize("rate", [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf])
 def test_a_rate_that_grants_nothing_or_everything_is_refused(rate):
     with pytest.raises(ValueError, match=str(rate)):

@@ -74,7 +74,6 @@ def test_a_new_subscription_gets_what_waits_and_what_is_over(make_trackers):
     topic.publish(NONE, 100, 200, 300, 400, 500, 600)
     topic.ack(*topic.dispatch(now_ms=0))
     topic.ack(*topic.dispatch(now_ms=350), now_ms=350)
-    topic.names = ("s", "late")
     topic.open("late", now_ms=350)
     came = topic.drain(now_ms=350, name="late")
     assert [number for number in came if came[number] == 350] == [0, 1, 2, 3]
