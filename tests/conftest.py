@@ -22,7 +22,7 @@ settings.register_profile("dev", max_examples=25, deadline=None, suppress_health
 settings.register_profile(
     "ci",
     max_examples=200,
-    stateful_step_count=50,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=_SLOW_MACHINES,

@@ -123,11 +123,10 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("package", ["ackstate", "ackstate.limits", "ackstate.delay", "ackstate.cursor"])
-def test_importing_the_core_imports_nothing_heavy(package):
-    program = f"import {package}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+def test_importing_the_core_imports_nothing_heavy():
+    program = "import ackstate.limits, ackstate.delay, ackstate.cursor, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not HEAVY & set(loaded.stdout.split())
+    assert not HEAVY & {name.partition(".")[0] for name in loaded.stdout.split()}
 
 
 WITHOUT_THE_EXTRA = """
@@ -156,7 +155,7 @@ def test_the_command_says_which_extra_it_lacks(missing):
 
 
 @pytest.mark.skipif(not IS_CHECKOUT, reason="only a checkout has links to the folders")
-@pytest.mark.parametrize("name", [*FOLDERS, "limits.gate", "cursor.nothing"])
+@pytest.mark.parametrize("name", ["analysis", "limits.gate", "cursor.nothing"])
 def test_a_package_is_not_imported_under_its_short_name(name):
     done = subprocess.run(
         [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -124,7 +124,7 @@ class TestFullDisk:
         with closing(SqliteStore(directory)) as store:
             assert holds(store, ledger_id, count)
 
-    @pytest.mark.parametrize("size", [100, 1_000, 50_000])
+    @pytest.mark.parametrize("size", [pytest.param(100, marks=pytest.mark.soak), 1_000, 50_000])
     def test_what_a_deleted_ledger_took_is_there_for_the_next_one(self, tiny_disk, size):
         """The log of changes would be as large as what was appended, and fill the disk before the database does."""
         with closing(SqliteStore(tiny_disk / "store")) as store:
@@ -188,6 +188,7 @@ class TestFullDisk:
             assert holds(store, 1, count)
             store.ledgers.delete(1)
 
+    @pytest.mark.parametrize("tiny_disk", [tmpfs], indirect=True)
     @pytest.mark.parametrize("killed_at", range(1, 8))
     def test_a_delete_on_a_full_disk_is_done_or_not_wherever_the_process_dies(self, tiny_disk, killed_at):
         """The log has no room for all pages of the ledger at once, so they are changed one part after the other."""

@@ -75,8 +75,7 @@ cursor_infos = st.builds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", Compression)
-@given(info=cursor_infos)
+@given(cursor_infos, st.sampled_from(Compression))
 def test_a_compressed_cursor_info_goes_there_and_back(info, compression):
     assert decode_cursor_info(encode_cursor_info(info)) == info
     info = replace(info, properties={}, cursor_properties={})

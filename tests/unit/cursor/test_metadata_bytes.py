@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,15 +128,17 @@ def test_the_largest_property_that_is_accepted_fits_every_record_from_then_on(
     def opened(form):
         return open_cursor(store, format=form, metadata_bytes_max=bytes_max)
 
-    def put(length):
+    def is_refused(length):
         try:
             cursor.set_cursor_properties({f"{number:0{name_bytes}}": "x" * length for number in range(property_count)})
         except PayloadTooLargeError:
-            return False
-        return True
+            return True
+        return False
 
     cursor = opened(formats[0])
-    next((length for length in range(bytes_max, -1, -1) if put(length)), None)
+    refused_from = bisect_left(range(bytes_max + 1), True, key=is_refused)
+    if refused_from:
+        assert not is_refused(refused_from - 1)
     for form in (*formats, formats[0]):
         cursor.ack_entries(10, range(1, 2 * range_count, 2), now_ms=1)
         cursor.mark_delete(P(10, 0), properties={"horizon": 2**62}, now_ms=1)

@@ -211,7 +211,7 @@ def test_a_subscription_that_leaves_takes_what_it_was_promised_with_it(is_redeli
     staying.send(1, 1)
     leaving.send(1, 1)
     request = leaving.gate.request_redelivery if is_redelivery else leaving.gate.request
-    assert request([17] * 6, usage=Usage(0, 0, 2)).granted == 6
+    assert request([17] * 7, usage=Usage(0, 0, 2)).granted == 6
     assert (broker.unacked_messages, staying.send(1).granted) == (10, 0)
     woken = []
     staying.gate.when_open(lambda: woken.append(True))

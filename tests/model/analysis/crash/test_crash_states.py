@@ -184,7 +184,7 @@ def test_pages_of_sqlite_are_copied_in_any_part_while_the_log_is_whole():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
     steps = []
 
@@ -211,7 +211,7 @@ def test_each_write_of_sqlite_is_told_by_what_a_call_leaves(monkeypatch):
         assert commits == [frames[-1]] == [len(new) - FRAME]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_commit_of_sqlite_is_cut_at_every_border_and_judged(monkeypatch):
     asked = []
     judge_copy = Recoveries.open

@@ -51,18 +51,17 @@ def first_row(**changes):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        first_row(kind=lambda values: [99, *values[1:]]),
-        first_row(ts_ms=lambda values: values[:-1]),
-        first_row(ledgers=lambda _: []),
-    ],
-    ids=["kind", "too short", "ledgers"],
-)
-def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, damage, engine):
-    path = tmp_path / "trace.parquet"
+CONTRADICTIONS = {
+    "kind": first_row(kind=lambda values: [99, *values[1:]]),
+    "too short": first_row(ts_ms=lambda values: values[:-1]),
+    "ledgers": first_row(ledgers=lambda _: []),
+}
+WITH_SPARK = pytest.param("kind", "spark", marks=[pytest.mark.spark, pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "engine"), [*((name, "local") for name in CONTRADICTIONS), WITH_SPARK])
+def test_rows_that_contradict_themselves_are_refused(good_trace, tmp_path, capsys, name, engine):
+    path, damage = tmp_path / "trace.parquet", CONTRADICTIONS[name]
     write_rows(damage(sorted_by_use(read_rows(good_trace))), path)
     outcome = run(capsys, "redelivery", path, "--engine", engine)
     assert_one_line(outcome, f"ackstate: {path}: not a trace, damaged chunk 0")

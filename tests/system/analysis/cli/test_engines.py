@@ -108,7 +108,7 @@ def test_a_refused_trace_is_one_line(trace, capsys):
 def test_all_answer_the_same(spark, tmp_path_factory):
     from ackstate.analysis.spark.source import SparkSource, one_task_source
 
-    @settings(max_examples=3, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=2, suppress_health_check=list(HealthCheck), deadline=None)
     @given(st.lists(montecarlo.small_traces(), min_size=4, max_size=8), st.permutations(POLICIES), st.integers(3, 200))
     def check(traces, policies, chunk_events):
         place = tmp_path_factory.mktemp("trace")

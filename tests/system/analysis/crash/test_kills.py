@@ -381,8 +381,7 @@ def test_sigterm_is_an_interruption_and_nothing_is_left(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
-def test_closed_descriptors_do_no_harm(closed, tmp_path):
-    command = " ".join(ENTRY) + f" crash --layer L3 --subject naive --runs 1 --json {closed}"
+def test_closed_descriptors_do_no_harm(tmp_path):
+    command = " ".join(ENTRY) + " crash --layer L3 --subject naive --runs 1 --json <&- 2>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout)["failed_runs"]) == (0, 0)

@@ -38,7 +38,7 @@ def test_the_product_survives_a_fault_of_each_kind_in_short_programs(tmp_path):
     run_with_shim(tmp_path, "clean")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_planted_bug_is_caught_with_its_story(tmp_path):
     run_with_shim(tmp_path, "planted")
 

@@ -212,10 +212,10 @@ LOSSES = {
 
 @pytest.mark.parametrize("subject", SOUND)
 def test_a_subject_that_syncs_what_it_wrote_and_named_passes(subject):
-    outcomes = outcomes_of(subject, count=2)
-    assert not any(outcome.broken for outcome in outcomes)
-    assert not [name for outcome in outcomes for name in outcome.counts if name.startswith(UNSEEN)]
-    assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 0
+    (outcome,) = outcomes_of(subject, count=1)
+    assert not outcome.broken
+    assert not [name for name in outcome.counts if name.startswith(UNSEEN)]
+    assert outcome.counts["durable_receipts"] > 0
 
 
 @pytest.mark.parametrize("subject", LOSSES)
