@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
+from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
 
 STATE_BYTES = 20_000
 
@@ -181,11 +180,11 @@ def table(found: Iterator[Result], crashes: int) -> Table:
 
 def main(crashes: str = "100") -> None:
     """Print the table."""
-    with closing(with_private_mounts(lambda: results(int(crashes)))) as found:
-        try:
-            Console(width=100).print(table(found, int(crashes)))
-        except LayerSkippedError as error:
-            raise SystemExit(str(error)) from None
+    try:
+        with private_mounts():
+            Console(width=100).print(table(results(int(crashes)), int(crashes)))
+    except LayerSkippedError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

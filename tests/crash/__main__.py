@@ -11,13 +11,13 @@ import sys
 
 from ackstate.analysis.cli import crash as command
 from ackstate.analysis.cli.main import main
-from ackstate.analysis.crash import dying, power_cuts
+from ackstate.analysis.crash import dying
 from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
 from crash.bookkeeper import bookkeeper
 from crash.crash_states import crash_states
 from crash.damage import damage
 from crash.schedules import schedules
-from crash.shim import compiled, environment, loaded
+from crash.shim import compiled, environment, loaded, lose_names_in_power_cuts
 from crash.system_calls import system_calls
 
 
@@ -56,7 +56,7 @@ def run():
         "L5": command.LayerEntry("damaged media", of_ours(damage)),
         "BK": command.LayerEntry("bookies, ZooKeeper or Java killed, stopped, taken over", of_ours(bookkeeper)),
     }
-    power_cuts.names = loaded()
+    lose_names_in_power_cuts()
     command.PROGRAM = "python -P -m crash"
     main(["crash", *sys.argv[1:]])
 

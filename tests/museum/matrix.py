@@ -11,14 +11,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ackstate.analysis.crash import power_cuts as power_cuts_layer
 from ackstate.analysis.crash.kills import kills
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.power_cuts import power_cuts
 from crash.crash_states import crash_states
 from crash.damage import damage
 from crash.schedules import schedules
-from crash.shim import compiled, environment, loaded
+from crash.shim import compiled, environment, loaded, lose_names_in_power_cuts
 from crash.system_calls import system_calls
 from museum.cell import Cell, CellBudget, CellFate, run_cell
 from museum.exhibits import EXHIBITS
@@ -60,7 +59,7 @@ def main(arguments=None):
         with tempfile.TemporaryDirectory(prefix="ackstate-museum-") as directory, suppress(LayerSkippedError):
             command = [sys.executable, "-P", "-m", "museum.matrix", *sys.argv[1:]]
             return subprocess.run(command, env=environment(compiled(Path(directory))), check=False).returncode
-    power_cuts_layer.names = loaded()
+    lose_names_in_power_cuts()
     exhibits = {exhibit.name: exhibit for exhibit in EXHIBITS}
     measured = MEASURED
     if options.out:

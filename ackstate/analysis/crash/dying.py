@@ -19,7 +19,7 @@ def die_with(parent_pid: int) -> None:
     """Make the kernel kill this process when its parent ends in any way; Linux only, elsewhere do nothing."""
     if (prctl := getattr(_libc, "prctl", None)) is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # It has ended already.
+    if os.getppid() not in {0, parent_pid}:  # It has ended already; 0 is one outside of the process namespace.
         os._exit(2)
 
 

@@ -10,26 +10,21 @@ import ctypes
 import errno
 import fcntl
 import os
-import select
 import shutil
 import signal
 import struct
 import subprocess
 import tempfile
 import time
-import traceback
-from contextlib import closing, suppress
-from multiprocessing import Pipe
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, final
+from typing import TYPE_CHECKING, Self
 
-from ackstate.analysis.crash.conversation import SubjectError
 from ackstate.analysis.crash.dying import die_with
 from ackstate.analysis.crash.layer import LayerSkippedError, leftovers, scratch_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+    from collections.abc import Iterator
 
 SIZE_BYTES = 24 * 1024 * 1024
 _PURPOSE = "disk"
@@ -46,20 +41,16 @@ _MNT_DETACH = 2
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 # linux/sched.h
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
-# The time for a run and its unmount to end after the request; then the process is killed, and the kernel unmounts.
-_PATIENCE_S = 5.0
 _BUSY_TRIES = 100
 _BUSY_PAUSE_S = 0.01
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_T = TypeVar("_T")
 
 
-@final
 class LoopDisk:
     """An empty ext4 mounted on `directory`; a context manager that unmounts and removes it at its end.
 
-    A killed process leaves a mount behind unless it has private mounts (`with_private_mounts`), and in any case an
+    A killed process leaves a mount behind unless it has private mounts (`private_mounts`), and in any case an
     empty directory, which the next disk removes. The options are those of ext4, separated by commas.
     """
 
@@ -72,7 +63,7 @@ class LoopDisk:
         self.options = options
         self._image = _empty_image()
         self._device = -1
-        self.directory = Path(tempfile.mkdtemp(prefix=scratch_prefix(_PURPOSE, _visible_pid())))
+        self.directory = Path(tempfile.mkdtemp(prefix=scratch_prefix(_PURPOSE, os.getpid())))
         try:
             self._attach()
             # Blocks of 4 KiB, as on larger disks.
@@ -183,14 +174,9 @@ def _mkfs() -> str | None:
 
 def _empty_image() -> int:
     # In memory, so that nothing stays on a disk after a kill, and a sync takes microseconds.
-    image = os.memfd_create(scratch_prefix(_PURPOSE, _visible_pid()))
+    image = os.memfd_create(scratch_prefix(_PURPOSE, os.getpid()))
     os.truncate(image, SIZE_BYTES)
     return image
-
-
-def _visible_pid() -> int:
-    """Return the process id in `/proc`, which differs from `os.getpid` in a process namespace."""
-    return int(Path("/proc/self").readlink().name)
 
 
 def _call(name: str, *arguments: str | Path | int | None) -> None:
@@ -209,110 +195,45 @@ def _words(error: Exception) -> str:
     return complaint or str(error)
 
 
-def with_private_mounts(make: Callable[[], Iterator[_T]]) -> Iterator[_T]:
-    """Yield the items of `make()`, each made on request, in a forked process with private mounts.
+@contextmanager
+def private_mounts() -> Iterator[None]:
+    """Give this thread private mounts, for good: what it mounts ends with its process in any case.
 
-    It has the same patched code as this one. Its mounts and loop devices end with it in any case. It is the first of a
-    process namespace: every process started in it, in any session, is killed with it, and then holds no mount and no
-    device. ``/proc`` stays that of all processes, so that `os.getpid` differs there from ``/proc/self``. Closing this
-    iterator closes the generator and ends the process.
+    Every process that it starts in the block, in any session, is in a process namespace, and is killed at the end of
+    the block or with this process; then it holds no mount and no device. ``/proc`` stays that of all processes. Those
+    that this process has started itself must have been waited for by then, and it cannot start a thread meanwhile.
     """
-    here, there = Pipe()
+    before = os.open("/proc/thread-self/ns/pid_for_children", os.O_RDONLY)
+    try:
+        # Without the second, these mounts would be propagated to all other processes.
+        if (
+            _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0
+            or _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
+        ):
+            raise LayerSkippedError(f"private mounts need root: {os.strerror(ctypes.get_errno())}")
+        first = _first_process()
+        try:
+            yield
+        finally:
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+    finally:
+        _libc.setns(before, _CLONE_NEWPID)
+        os.close(before)
+
+
+def _first_process() -> int:
+    """Start the first process of a namespace, whose end is that of all others in it."""
     parent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        here.close()
-        _work_apart(make, there, parent_pid)
-    there.close()
-    yield from _items_of(here, pid)
-
-
-def _items_of(here: Connection, pid: int) -> Iterator[Any]:
-    """Request items from a process in `_work_apart` until there are no more; end the process with this iterator."""
-    try:
-        while True:
-            # A process that has ended answers with the end of the pipe below.
-            with suppress(BrokenPipeError):
-                here.send(None)
-            try:
-                kind, content = here.recv()
-            except (EOFError, ConnectionResetError):
-                raise RuntimeError("the process with private mounts was killed") from None
-            if kind == "raised":
-                raise content
-            if kind == "ended":
-                return
-            yield content
-    finally:
-        here.close()
-        _reap(pid)
-
-
-def _work_apart(make: Callable[[], Iterator[object]], there: Connection, parent_pid: int) -> NoReturn:
-    """Make items in a child process with private mounts, and end as it ends: two harnesses must not continue from here.
-
-    The child does the work, because the creator of a process namespace is not in it.
-    """
-    status = 1
-    try:
-        # A Ctrl-C goes to the whole process group; the parent handles it and closes its end.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        die_with(parent_pid)
         try:
-            _leave_mounts()
-        except LayerSkippedError as error:
-            there.send(("raised", error))
-            os._exit(0)
-        pid = os.fork()
-        if pid == 0:
-            # The state of the parent is not visible here. If it has ended, the other end of `there` is closed.
-            die_with(os.getppid())
-            _answer(make, there)
-            os._exit(0)
-        _, ended_status = os.waitpid(pid, 0)
-        status = os.waitstatus_to_exitcode(ended_status) & 0xFF
-    finally:
-        os._exit(status)
-
-
-def _answer(make: Callable[[], Iterator[object]], there: Connection) -> None:
-    """Make an item for each request; close the generator when the other end is closed."""
-    answer: tuple[str, object] = ("ended", None)
-    try:
-        with closing(make()) as items:  # type: ignore[type-var] # a generator; an iterator need not
+            die_with(parent_pid)
+            # A Ctrl-C goes to the whole process group. Processes whose parent has ended are now its own.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
             while True:
-                there.recv()
-                there.send(("item", next(items)))
-    except StopIteration:
-        pass
-    except EOFError:
-        return
-    except (LayerSkippedError, SubjectError, OSError) as error:
-        answer = "raised", error
-    except Exception:
-        answer = "raised", RuntimeError(traceback.format_exc())
-    with suppress(OSError):
-        there.send(answer)
-
-
-def _leave_mounts() -> None:
-    """Make the mounts private, and start a new process namespace for the child processes."""
-    # Without the second, these mounts would be propagated to all other processes.
-    if (
-        _libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0
-        or _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
-    ):
-        raise LayerSkippedError(f"private mounts need root: {os.strerror(ctypes.get_errno())}")
-
-
-def _reap(pid: int) -> None:
-    """End a child process and wait for it."""
-    ended = os.pidfd_open(pid)
-    try:
-        readable, _, _ = select.select([ended], [], [], _PATIENCE_S)
-        if not readable:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    finally:
-        os.close(ended)
+                signal.pause()
+        finally:
+            os._exit(1)
+    return pid

@@ -4,21 +4,17 @@ Each run has its own disk, with mount options drawn from the seed, and several p
 some while they run, some after they have reported.
 
 ext4 writes all names with the next sync of any file, with any mount options, so a missing sync of a directory costs
-nothing there. L6 finds it (`ackstate.analysis.crash.traced_disk`); so does this layer if our own tests set `names`.
+nothing there; L6 finds it (`ackstate.analysis.crash.traced_disk`).
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.layer import ProcessLayer, RunSize
-from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
+from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
 from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.runs import Crash, CrashTiming
 from ackstate.analysis.crash.traced_disk import losses, snapshot
@@ -26,6 +22,7 @@ from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
@@ -49,21 +46,6 @@ _EARLY_S = 0.02
 _READ_S = 1.0
 
 
-class UnsyncedNames(Protocol):
-    """Records the names that processes create below a directory, and removes those whose directory was not synced."""
-
-    def record_names(self, disks: Path) -> None:
-        """Record those of this process from now on."""
-        ...
-
-    def take_names_back(self) -> int:
-        """Undo the creations and renames that were not synced; return their number."""
-        ...
-
-
-names: UnsyncedNames | None = None
-
-
 def power_cuts(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
     """Run the layer on a subject by its name; see `subject_launch`."""
     return power_cuts_of(subject_launch(subject))(first_seed)
@@ -73,11 +55,7 @@ def power_cuts_of(
     launch: Launch, *, mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE
 ) -> Callable[[int], Iterator[RunOutcome]]:
     """Return the layer; each run has one of the options of ext4, by seed."""
-    layer = _layer(launch, mount_options, size)
-    return lambda first_seed: with_private_mounts(partial(_runs, layer, first_seed))
 
-
-def _layer(launch: Launch, mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE) -> ProcessLayer:
     @contextmanager
     def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
         with LoopDisk(chance.choice(mount_options)) as disk:
@@ -88,19 +66,18 @@ def _layer(launch: Launch, mount_options: Sequence[str] = MOUNT_OPTIONS, size: R
             yield directory, PowerCut(disk, chance)
 
     timing = CrashTiming(early_s=_EARLY_S)
-    return ProcessLayer(
+    layer = ProcessLayer(
         name="power cuts", launches=[launch], stage=stage, size=size, timing=timing, shrink_seconds=15.0
     )
 
+    def runs(first_seed: int) -> Iterator[RunOutcome]:
+        with private_mounts():
+            with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
+                disk.cut_power()
+                disk.power_on()
+            yield from layer(first_seed)
 
-def _runs(layer: ProcessLayer, first_seed: int) -> Iterator[RunOutcome]:
-    """Yield the runs; names created by the children forked meanwhile are recorded."""
-    if names is not None:
-        os.register_at_fork(after_in_child=partial(names.record_names, Path(tempfile.gettempdir()).resolve()))
-    with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
-        disk.cut_power()
-        disk.power_on()
-    yield from layer(first_seed)
+    return runs
 
 
 @final
@@ -155,6 +132,4 @@ class PowerCut(Crash):
         # Most processes fail on a dead disk and report it: too late to count.
         process.last_words()
         self._disk.power_on()
-        if names is not None:
-            names.take_names_back()
         self._losses = losses(before, snapshot(directory))

@@ -16,7 +16,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from ackstate.analysis.crash import power_cuts
 from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.loop_disk import LoopDisk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,6 +153,29 @@ def loaded() -> FaultShim | None:
     """Return the library if this process was started with it."""
     library = ctypes.CDLL(None)
     return FaultShim(library) if hasattr(library, "ackstate_fault_arm") else None
+
+
+def lose_names_in_power_cuts() -> None:
+    """Make the power cuts of L4 undo the names of directories that were not synced, if this process has the library."""
+    if (shim := loaded()) is None:
+        return
+    disks: list[LoopDisk] = []
+
+    class ForgetfulDisk(LoopDisk):
+        def __enter__(self):
+            disks.append(self)
+            return self
+
+        def __exit__(self, *error):
+            disks.remove(self)
+            super().__exit__(*error)
+
+        def power_on(self, options=None):
+            super().power_on(options)
+            shim.take_names_back()
+
+    os.register_at_fork(after_in_child=lambda: disks and shim.record_names(disks[-1].directory.resolve()))
+    power_cuts.LoopDisk = ForgetfulDisk
 
 
 def compiled(directory: Path) -> Path:

@@ -26,7 +26,7 @@ from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
 from ackstate.stores.sqlite_connection import SqliteConnection
-from crash.shim import Action, CallFault, loaded
+from crash.shim import Action, CallFault, loaded, lose_names_in_power_cuts
 from crash.steps import Step, StepKind
 from crash.system_calls import SYSCALL_FAULTS, SyscallFault, faulted_runs
 from crash.system_calls.program import Script
@@ -291,7 +291,6 @@ def clean():
 
 def cuts_of(count):
     found = []
-    power_cuts.names = loaded()
     with closing(power_cuts.power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
         for outcome in islice(outcomes, count):
             found.append(asdict(outcome))
@@ -302,6 +301,7 @@ def cuts_of(count):
 
 def cuts():
     """A power cut costs a store that does not sync names; ext4 would keep them with the next sync of a file."""
+    lose_names_in_power_cuts()
     expect(first_caught(lambda: None, lambda: cuts_of(3))["broken"], [])
     broken = first_caught(exhibit("M2-sqlite"), lambda: cuts_of(20))["broken"]
     # A store that has lost a name has lost receipts, or cannot be opened.

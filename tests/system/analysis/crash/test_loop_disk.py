@@ -7,22 +7,21 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
 from ackstate.analysis.crash import loop_disk
 from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
+from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
 from waiting import wait_until
 
 HOSTILE = "noauto_da_alloc,data=writeback"
 
 
 def apart(story):
-    """Run a story that yields its findings in a process with mounts of its own."""
-    with closing(with_private_mounts(story)) as found:
+    """Run a story that yields its findings with private mounts."""
+    with private_mounts(), closing(story()) as found:
         return list(found)
 
 
@@ -39,11 +38,12 @@ def save(path, data):
 
 def left(pid):
     """The mounts, loop devices and mount points of the disks of a process, as this process sees them."""
-    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "ackstate-disk" in line]
+    own = f"ackstate-disk-{pid}-"
+    mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if own in line]
     # A memory file that is attached to a loop device has its name there; others may have theirs meanwhile.
     backing = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
     points = list(Path(loop_disk.tempfile.gettempdir()).glob("ackstate-disk-*"))
-    return mounts, [name for name in backing if f"ackstate-disk-{pid}-" in name], points
+    return mounts, [name for name in backing if own in name], points
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_a_file_that_someone_holds_open_does_not_keep_the_disk_down(monkeypatch)
                 disk.cut_power()
                 disk.power_on()
                 yield (disk.directory / "more").read_bytes()
-        yield loop_disk._visible_pid()
+        yield os.getpid()
 
     *found, pid = apart(story)
     assert found == [(b"synced", False), b"more"]
@@ -130,38 +130,26 @@ def test_a_file_that_someone_holds_open_does_not_keep_the_disk_down(monkeypatch)
 
 
 @pytest.mark.root
-def test_nothing_is_left_of_a_generator_that_is_closed_early():
-    ended, tell = os.pipe()
+def test_nothing_is_left_after_an_error():
+    def fail_in_it():
+        with private_mounts(), LoopDisk() as disk:
+            assert [len(kind) for kind in left(os.getpid())] == [1, 1, 1]
+            mounted_elsewhere = Path(f"/proc/{os.getppid()}/mounts").read_text()
+            assert str(disk.directory) not in mounted_elsewhere, "its mounts are its own"
+            raise ZeroDivisionError
 
-    def story():
-        with LoopDisk():
-            try:
-                yield loop_disk._visible_pid()
-                yield from count()
-            finally:
-                os.write(tell, b"closed")
-
-    with closing(with_private_mounts(story)) as found:
-        pid, *numbers = islice(found, 3)
-        assert numbers == [0, 1]
-        assert [len(kind) for kind in left(pid)] == [0, 1, 1], "its mounts are its own"
-    os.close(tell)
-    assert os.read(ended, 100) == b"closed"
-    os.close(ended)
-    assert left(pid) == ([], [], [])
+    with pytest.raises(ZeroDivisionError):
+        fail_in_it()
+    assert left(os.getpid()) == ([], [], [])
 
 
 ENDLESS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
 from ackstate.analysis.crash.loop_disk import LoopDisk
-from ackstate.analysis.crash.loop_disk import with_private_mounts
-def story():
-    with LoopDisk() as disk:
-        while True:
-            yield disk.directory
-for directory in with_private_mounts(story):
-    print(directory, flush=True)
+from ackstate.analysis.crash.loop_disk import private_mounts
+with private_mounts(), LoopDisk() as disk:
+    print(disk.directory, flush=True)
     sys.stdin.read()
 """
 
@@ -175,10 +163,8 @@ def test_of_a_harness_that_is_killed_only_an_empty_directory_is_left_and_the_nex
         worker = point.name.removeprefix("ackstate-disk-").partition("-")[0]
         assert [len(kind) for kind in left(worker)] == [0, 1, 1]
         harness.send_signal(signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{worker}").exists())
-    # By chance it sees that no process reads any more, and tidies up, before the kernel kills it.
-    wait_until(lambda: left(worker) in (([], [], [point]), ([], [], [])))
-    assert not point.exists() or list(point.iterdir()) == []
+    wait_until(lambda: left(worker) == ([], [], [point]))
+    assert list(point.iterdir()) == []
 
     def story():
         with LoopDisk() as disk:
@@ -230,36 +216,11 @@ def test_options_that_do_not_exist_are_a_reason_to_skip():
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("ends", "why"),
-    [
-        (lambda: 1 // 0, r"(?s)Traceback.*ZeroDivisionError"),
-        # It is the first of its namespace, which can be killed from outside only.
-        (signal.pause, "was killed"),
-    ],
-)
-def test_a_process_that_ends_over_there_is_an_error_here(ends, why):
-    def story():
-        yield loop_disk._visible_pid()
-        ends()
-
-    with closing(with_private_mounts(story)) as found:
-        pid = next(found)
-        if ends is signal.pause:
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=why):
-            next(found)
-
-
-@pytest.mark.root
 def test_what_was_started_there_in_a_session_of_its_own_ends_too():
-    def story():
+    with private_mounts():
         # No process waits for it, and no group has it.
-        program = "import os, pathlib, time; print(pathlib.Path('/proc/self').readlink(), flush=True); time.sleep(600)"
-        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
-        yield int(child.stdout.readline())
-
-    with closing(with_private_mounts(story)) as found:
-        pid = next(found)
+        command = ["sh", "-c", "setsid sh -c 'readlink /proc/self; sleep 600' &"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+            pid = int(shell.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
-from ackstate.analysis.crash.loop_disk import LoopDisk, with_private_mounts
+from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.policy import Policy
@@ -317,6 +317,7 @@ def test_a_power_cut_redelivers_at_most_what_the_estimate_says(power_can_be_cut)
 
                     yield died(events, policy, moment, disk.directory / "store", chance=chance, lose_power=lose_power)
 
-    deaths = list(with_private_mounts(cut_all))
+    with private_mounts():
+        deaths = list(cut_all())
     assert len(deaths) == 4
     assert [death for death in deaths if death.observed > max(death.predicted)] == []
