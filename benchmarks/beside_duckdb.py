@@ -275,7 +275,7 @@ def gate(report: BenchmarkReport, small: int) -> None:
         plan = TracePlan(workload, events, subscriptions=1, topics=1)
         chunks = [
             EventChunk(*(np.asarray(column, np.int64) for column in each[:5]))
-            for each in plan.series_of(0).chunks(events)
+            for each, _ in plan.series_of(0).parts(events)
         ]
         log: dict[int, int] = {}
         for chunk in chunks:

@@ -23,14 +23,13 @@ from ackstate.analysis.crash.process import PATIENCE_S, subject_launch
 from ackstate.analysis.crash.runs import Crash, CrashTiming, Sigkill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
-    from ackstate.analysis.crash.process import Launch, SubjectProcess
+    from ackstate.analysis.crash.process import Subject, SubjectProcess
 
 _SIZE = RunSize(lives=10, operations=120)
 # Processes are short, so that a few of them cover every call.
@@ -39,58 +38,52 @@ _SHRINK_TRIES = 24
 _AT_A_TURN_SHARE = 0.5
 
 
-def kills(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
-    """Run L3 on a subject by its name; ``ours`` is both of ours in turn, without and under a rate limit."""
-    names = ("ours", "ours-limited") if subject == "ours" else (subject,)
-    return kills_of(*map(subject_launch, names))(first_seed)
-
-
-def kills_of(
-    *launches: Launch,
+def kills(
+    first_seed: int,
+    *,
+    subject: Subject = "ours",
     size: RunSize = _SIZE,
     patience_s: float = PATIENCE_S,
     shrink_tries: int = _SHRINK_TRIES,
-) -> ProcessLayer:
-    """Return L3; subjects work in memory, because SIGKILL needs no disk."""
-    return ProcessLayer(
+) -> Iterator[RunOutcome]:
+    """Run L3 in memory, because SIGKILL needs no disk; ``ours`` is both in turn, without and under a rate limit."""
+
+    @contextmanager
+    def stage(_: Random) -> Iterator[tuple[Path, Crash]]:
+        with scratch_directory("kills") as directory:
+            yield directory, Sigkill()
+
+    subjects = ("ours", "ours-limited") if subject == "ours" else (subject,)
+    layer = ProcessLayer(
         name="run",
-        launches=launches,
-        stage=_stage("kills", lambda _: Sigkill()),
+        launches=[*map(subject_launch, subjects)],
+        stage=stage,
         size=size,
         shares=(1, 2, 4, 8),  # Short processes give many kills, long ones a large state.
         timing=CrashTiming(patience_s=patience_s),
         shrink_tries=shrink_tries,
     )
+    return layer(first_seed)
 
 
-def call_kills(first_seed: int, *, subject: str) -> Iterator[RunOutcome]:
-    """Run L2 on a subject by its name, as `subject_launch`."""
-    return call_kills_of(lambda tracer: subject_launch(subject, tracer=tracer))(first_seed)
-
-
-def call_kills_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: int = _SHRINK_TRIES) -> ProcessLayer:
-    """Return L2."""
+def call_kills(first_seed: int, *, subject: Subject, shrink_tries: int = _SHRINK_TRIES) -> Iterator[RunOutcome]:
+    """Run L2."""
     tracer = CallTracer()
-    return ProcessLayer(
+
+    @contextmanager
+    def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
+        with scratch_directory("call-kills") as directory:
+            yield directory, CallKill(tracer, chance)
+
+    layer = ProcessLayer(
         name="run",
-        launches=[make_launch(tracer)],
-        stage=_stage("call-kills", lambda chance: CallKill(tracer, chance)),
+        launches=[subject_launch(subject, tracer=tracer)],
+        stage=stage,
         size=_CALLS_SIZE,
-        shares=(1,),
         timing=CrashTiming(early_s=None),
         shrink_tries=shrink_tries,
     )
-
-
-def _stage(
-    purpose: str, make_crash: Callable[[Random], Crash]
-) -> Callable[[Random], AbstractContextManager[tuple[Path, Crash]]]:
-    @contextmanager
-    def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
-        with scratch_directory(purpose) as directory:
-            yield directory, make_crash(chance)
-
-    return stage
+    return layer(first_seed)
 
 
 @final

@@ -21,13 +21,13 @@ from ackstate.analysis.crash.traced_disk import losses, snapshot
 from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
-    from ackstate.analysis.crash.process import Launch, SubjectProcess
+    from ackstate.analysis.crash.process import Subject, SubjectProcess
 
 MOUNT_OPTIONS = (
     "",
@@ -46,15 +46,10 @@ _EARLY_S = 0.02
 _READ_S = 1.0
 
 
-def power_cuts(first_seed: int, *, subject: str = "ours") -> Iterator[RunOutcome]:
-    """Run the layer on a subject by its name; see `subject_launch`."""
-    return power_cuts_of(subject_launch(subject))(first_seed)
-
-
-def power_cuts_of(
-    launch: Launch, *, mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE
-) -> Callable[[int], Iterator[RunOutcome]]:
-    """Return the layer; each run has one of the options of ext4, by seed."""
+def power_cuts(
+    first_seed: int, *, subject: Subject = "ours", mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE
+) -> Iterator[RunOutcome]:
+    """Run the layer; each run has one of the options of ext4, by seed."""
 
     @contextmanager
     def stage(chance: Random) -> Iterator[tuple[Path, Crash]]:
@@ -65,19 +60,19 @@ def power_cuts_of(
             sync_path(disk.directory)
             yield directory, PowerCut(disk, chance)
 
-    timing = CrashTiming(early_s=_EARLY_S)
     layer = ProcessLayer(
-        name="power cuts", launches=[launch], stage=stage, size=size, timing=timing, shrink_seconds=15.0
+        name="power cuts",
+        launches=[subject_launch(subject)],
+        stage=stage,
+        size=size,
+        timing=CrashTiming(early_s=_EARLY_S),
+        shrink_seconds=15.0,
     )
-
-    def runs(first_seed: int) -> Iterator[RunOutcome]:
-        with private_mounts():
-            with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
-                disk.cut_power()
-                disk.power_on()
-            yield from layer(first_seed)
-
-    return runs
+    with private_mounts():
+        with LoopDisk() as disk:  # It says why there can be none, before a subject is started.
+            disk.cut_power()
+            disk.power_on()
+        yield from layer(first_seed)
 
 
 @final

@@ -351,18 +351,22 @@ Launch: TypeAlias = "Callable[[], SubjectProcess]"
 """Starts a subject in a new process."""
 
 
-def subject_launch(text: str, *, tracer: CallTracer | None = None) -> Launch:
-    """Return the launcher of the subject given by a user."""
-    if is_class_name(text):
-        make_subject = subject_class(text)
+Subject: TypeAlias = "str | Callable[[], CrashSubject]"
+"""The name of a subject, the command line of one, or what makes one in Python."""
+
+
+def subject_launch(subject: Subject, *, tracer: CallTracer | None = None) -> Launch:
+    """Return the launcher of a subject."""
+    if callable(subject) or is_class_name(subject):
+        make_subject = subject if callable(subject) else subject_class(subject)
         return lambda: SubjectProcess.fork(make_subject, tracer=tracer)
     try:
-        command = shlex.split(text)
+        command = shlex.split(subject)
     except ValueError as error:
-        raise ValueError(f"subject {text!r}: {error}") from None
+        raise ValueError(f"subject {subject!r}: {error}") from None
     if not command or shutil.which(command[0]) is None:
         raise ValueError(
-            f"subject {text!r}: neither one of {', '.join(SUBJECTS)}, nor module:Class, nor the command of a program"
+            f"subject {subject!r}: neither one of {', '.join(SUBJECTS)}, nor module:Class, nor the command of a program"
         )
     return lambda: SubjectProcess.spawn(command, tracer=tracer)
 

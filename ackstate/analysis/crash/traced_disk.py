@@ -27,12 +27,12 @@ from ackstate.analysis.crash.simulated_disk import CallKind, DiskCall, DiskHisto
 from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
     from ackstate.analysis.crash.oracle import RunOutcome
-    from ackstate.analysis.crash.process import Launch, SubjectProcess
+    from ackstate.analysis.crash.process import Subject, SubjectProcess
 
 SIZE_MAX = 16 * 1024 * 1024
 """The bytes of the largest file that is followed."""
@@ -386,13 +386,8 @@ def _lay(directory: Path, files: dict[str, bytes]) -> None:
             path.write_bytes(content)
 
 
-def traced_cuts(first_seed: int, *, subject: str) -> Iterator[RunOutcome]:
-    """Run L6 on a subject by its name, as `subject_launch`."""
-    return traced_cuts_of(lambda tracer: subject_launch(subject, tracer=tracer))(first_seed)
-
-
-def traced_cuts_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries: int = 24) -> ProcessLayer:
-    """Return L6."""
+def traced_cuts(first_seed: int, *, subject: Subject, shrink_tries: int = 24) -> Iterator[RunOutcome]:
+    """Run L6."""
     tracer = CallTracer()
 
     @contextmanager
@@ -402,11 +397,12 @@ def traced_cuts_of(make_launch: Callable[[CallTracer], Launch], *, shrink_tries:
             directory.mkdir()
             yield directory, TracedPowerCut(tracer, chance, directory, scratch / "calls")
 
-    return ProcessLayer(
+    layer = ProcessLayer(
         name="traced cuts",
-        launches=[make_launch(tracer)],
+        launches=[subject_launch(subject, tracer=tracer)],
         stage=stage,
         size=_SIZE,
         timing=CrashTiming(early_s=None),
         shrink_tries=shrink_tries,
     )
+    return layer(first_seed)

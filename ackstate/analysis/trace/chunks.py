@@ -121,8 +121,6 @@ TRACE_SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(TRACE_VERSION).encode()},
 )
-SEVERAL_FILES_SCHEMA = TRACE_SCHEMA.with_metadata({**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL})
-"""Value for a Parquet file that is one of several."""
 # Spark verifies the checksums too, so damage inside a page is detected.
 WRITE_OPTIONS = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["topic", "subscription"]}
 """How a trace's Parquet files are written, for `pyarrow.parquet.ParquetWriter`."""

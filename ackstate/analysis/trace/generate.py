@@ -1,26 +1,23 @@
-"""Generates traces of a given shape: each subscription by itself, chunk after chunk, from the seed of its plan.
+"""Generates traces of a given shape: each subscription by itself, from the seed of its plan.
 
 Events have turns. Block q of `Traffic.block` entries has twice as many slots, even ones for deliveries, odd ones for
-acks, one of each for each class. A class whose entries wait for n blocks has its first event in block n, and one in
-every block from there.
+acks. An entry that waits for n blocks has a slot of the n-th block after its own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from contextlib import ExitStack
+from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import islice, pairwise
+from functools import partial
+from itertools import count as counted_from
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, WRITE_OPTIONS, ChunkRow, Events, table_of
+from ackstate.analysis.trace.chunks import ChunkWriter, Events
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
 from ackstate.analysis.trace.parquet import new_trace, write_manifest
 from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, UNACKED_MAX, Traffic, workload_named
@@ -34,8 +31,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.trace.chunks import Int64s
     from ackstate.analysis.trace.parquet import NewFiles
 
-# A row group takes 2 to 5 MB.
-_ROW_GROUP_CHUNKS, _ROW_GROUPS_PER_FILE, _FILES_PER_CORE = 64, 64, 4
+_EVENTS_PER_FILE, _FILES_PER_CORE = 2**26, 4
 EVENTS_MAX, SUBSCRIPTIONS_MAX, FLUSH_INTERVAL_MS_MAX = 10**13, 10**7, 86_400_000
 _RATE_MIN, _RATE_MAX = 0.001, 10_000_000.0
 _SPAN_S_MAX = 100 * 365 * 86_400
@@ -43,10 +39,10 @@ _NS_PER_MS, _NS_PER_S = 1_000_000, 1_000_000_000
 _BEGIN_MS = 1_700_000_000_000
 # Near Pulsar's 50,000, and a multiple of every block of a workload.
 ENTRIES_PER_LEDGER, LEDGER_FIRST = 51_200, 1_000
-# Rates hold for about this long.
-_SPELL_MS = 250
+# Rates rise and fall in waves of about this length, between two thirds and twice their mean.
+_WAVE_MS, _SWING = 500, 0.5
 _PUBLISHED_AT_ONCE = 64
-_NEVER = 2**55
+_ENTRIES_AT_ONCE = 8_192  # a multiple of every block and of `_PUBLISHED_AT_ONCE`
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class TracePlan:
         # Delays are set at publish time, the same for all subscriptions of the topic.
         told_by = ("topic", topic) if shape.delay_ms else ("subscription", subscription)
         arrivals = Arrivals.at_rate(_key_of(self.seed, "arrivals", topic), rate)
-        return SubscriptionSeries(shape, arrivals, _key_of(self.seed, *told_by), rate, Flushes(self.flush_interval_ms))
+        return SubscriptionSeries(shape, arrivals, _key_of(self.seed, *told_by), rate, self.flush_interval_ms)
 
 
 def _check(what: str, value: float, lowest: float, highest: float, why: str = "") -> None:
@@ -103,107 +99,27 @@ def _key_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-def _scattered(key: int, indexes: Int64s) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Return 64 bits for each index that look random: SplitMix64 started at `key`, from S. Vigna's description."""
-    bits = indexes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return bits
-
-
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A rate that rises and falls, in spells of a quarter of a second, between two thirds and twice its mean.
+    """The times of a topic's slots, in ns from 0; two slots for each message: one for its arrival, one for an ack."""
 
-    Time is in ns from 0, and a slot is half the time of a message: one slot for its arrival, one for an ack. Every
-    spell has the same number of slots and begins in the first half of its own time.
-    """
-
-    key: int
-    spell_slots: int
-    spell_ns: int
+    phase: float  # Where the first wave begins, from 0 to 1
+    wave_slots: int
+    wave_ns: int
 
     @classmethod
     def at_rate(cls, key: int, messages_per_second: float) -> Arrivals:
         """Return arrivals of this mean rate."""
-        slots = max(2, round(2 * messages_per_second * _SPELL_MS / 1_000))
-        return cls(key, slots, round(slots * _NS_PER_S / (2 * messages_per_second)))
+        slots = max(2, round(2 * messages_per_second * _WAVE_MS / 1_000))
+        return cls(key / 2**64, slots, round(slots * _NS_PER_S / (2 * messages_per_second)))
 
     def at_ns(self, slots: Int64s) -> Int64s:
-        """Return the times of slots, strictly rising below 10^8 messages a second."""
-        if not len(slots):
-            return slots
-        spells = slots // self.spell_slots
-        first = int(spells.min())
-        begins = self._begin_ns(np.arange(first, int(spells.max()) + 2))
-        lasts, passed = np.diff(begins), slots - spells * self.spell_slots
-        spells -= first
-        at_ns: Int64s = begins[spells] + lasts[spells] * passed // self.spell_slots
-        return at_ns
-
-    def _begin_ns(self, spells: Int64s) -> Int64s:
-        late = (_scattered(self.key, spells) % np.uint64(self.spell_ns // 2)).astype(np.int64)
-        return np.where(spells > 0, spells * self.spell_ns + late, 0)
-
-
-class Flushes(NamedTuple):
-    """Persists at a fixed interval, the first one after it; each has a begin and an end."""
-
-    interval_ms: int
-
-    @property
-    def length_ms(self) -> int:
-        """The duration of a persist: a hundredth of the interval, at most 5 ms."""
-        return min(5, self.interval_ms // 100)
-
-    def before(self, at_ns: int) -> int:
-        """Return the number of begins and ends up to a time, inclusive."""
-        at_ms = at_ns // _NS_PER_MS
-        return at_ms // self.interval_ms + max(at_ms - self.length_ms, 0) // self.interval_ms
-
-    def between(self, first: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return times, kinds and persists' numbers of the begins and ends numbered from `first` to `end`, excluded."""
-        indexes = np.arange(first, end)
-        number, is_end = indexes // 2 + 1, indexes % 2
-        at_ms = number * self.interval_ms + is_end * self.length_ms
-        return at_ms * _NS_PER_MS, np.where(is_end, EventKind.PERSIST_ENDED, EventKind.PERSIST_BEGUN), number
-
-
-class Turns(NamedTuple):
-    """The slots of one parity that have an event."""
-
-    first_block: Int64s  # For each class, the first block in which it has an event
-    parity: int  # 0 or 1
-
-    @property
-    def _at(self) -> Int64s:
-        return 2 * np.arange(len(self.first_block)) + self.parity
-
-    def before(self, slot: int) -> int:
-        """Return the number of events before a slot."""
-        blocks = -((self._at - slot) // (2 * len(self.first_block)))
-        return int(np.maximum(blocks - self.first_block, 0).sum())
-
-    def between(self, first: int, end: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return slot, block and class of the events from slot `first` (inclusive) to `end` (exclusive), in order."""
-        block = 2 * len(self.first_block)
-        blocks = np.arange(first // block, -(-end // block))
-        slots = blocks[:, None] * block + self._at
-        has_event = (blocks[:, None] >= self.first_block) & (slots >= first) & (slots < end)
-        row, classes = np.nonzero(has_event)
-        return slots[has_event], blocks[row], classes
-
-
-class _EntryRuns(NamedTuple):
-    """Events of runs of entries: the slot, the first entry (counted over all ledgers), the length, and the number."""
-
-    slots: Int64s
-    first: Int64s
-    length: Int64s | int
-    number: Int64s
+        """Return the times of slots, which never fall."""
+        waves, slots = np.divmod(slots, self.wave_slots)
+        share = slots / self.wave_slots
+        late = np.sin(2 * np.pi * (share + self.phase)) - np.sin(2 * np.pi * self.phase)
+        share += _SWING / (2 * np.pi) * late
+        return np.asarray(waves * self.wave_ns + (share * self.wave_ns).astype(np.int64), np.int64)
 
 
 @final
@@ -215,168 +131,130 @@ class SubscriptionSeries:
     arrivals: Arrivals  # The times of the topic's slots
     key: int  # Assigns the entries of each block to classes
     messages_per_second: float  # The mean rate, which converts waiting times into blocks
-    flushes: Flushes  # The persists of the cursor
+    flush_interval_ms: int  # The interval at which the cursor persists, the first time after it
 
-    def chunks(self, count: int) -> Iterator[Events]:
-        """Yield the first events of the series, `CHUNK_EVENTS` at a time."""
-        waiting, slot = Events(*[np.empty(0, np.int64)] * len(Events._fields)), 0
-        step = 2 * self.workload.block * max(CHUNK_EVENTS // (2 * self.workload.block), 1)
-        while count:
-            size = min(count, CHUNK_EVENTS)
-            parts = [waiting]
-            while sum(len(part.kind) for part in parts) < size:
-                parts.append(self._between(slot, slot + step))
-                slot += step
-            waiting = joined(parts)
-            yield waiting.where(slice(0, size))
-            waiting = waiting.where(slice(size, None))
-            count -= size
+    def parts(self, count: int) -> Iterator[tuple[Events, Events]]:
+        """Yield the first events of the series in parts, each with the PUBLISH events of the topic meanwhile.
 
-    def published(self, count: int) -> Iterator[Events]:
-        """Yield the PUBLISH events of the topic before the end of that many events of this series, as `chunks` does."""
-        at_once = 1 if self.workload.delay_ms else _PUBLISHED_AT_ONCE
-        end = -(-(self.slot_of(count - 1) + 1) // (2 * at_once))
-        for first, last in pairwise([*range(0, end, CHUNK_EVENTS), end]):
-            entries = np.arange(first, last) * at_once
-            due = self._due_ms(entries) if self.workload.delay_ms else np.full(len(entries), -1)
-            kinds, length = np.full(len(entries), EventKind.PUBLISH), np.full(len(entries), at_once)
-            yield _columns(_wall_ms(self.arrivals.at_ns(2 * entries)), kinds, entries, length, due)
+        Memory: the messages that wait.
+        """
+        size, block = _ENTRIES_AT_ONCE, self.workload.block
+        chance = np.random.default_rng(self.key)
+        waiting: dict[int, list[Events]] = defaultdict(list)
+        for number in counted_from():
+            entries = np.arange(number * size, (number + 1) * size)
+            classes = chance.permuted(np.arange(size).reshape(-1, block) % block, axis=1).ravel()
+            turns = self._delivered(entries, classes), self._acked(entries, classes)
+            for each in turns:
+                parts = each.ts_ms // (2 * size)
+                for part in np.unique(parts).tolist():
+                    waiting[part].append(each.where(parts == part))
+            events = self._timed(joined(waiting.pop(number)), number * 2 * size, (number + 1) * 2 * size)
+            published = self._published(entries, classes)
+            if len(events.kind) >= count:
+                events = events.where(slice(0, count))
+                yield events, published.where(published.ts_ms <= events.ts_ms[-1])
+                return
+            count -= len(events.kind)
+            yield events, published
 
-    def slot_of(self, seq: int) -> int:
-        """Return the last slot that has at most this many events before it."""
-        return bisect_right(range(2**62), seq, key=self._before) - 1
+    def _delivered(self, entries: Int64s, classes: Int64s) -> Events:
+        """Return the deliveries of entries, with slots instead of times."""
+        block = self.workload.block
+        if self.workload.is_in_runs:
+            # A run is delivered when its whole block is published.
+            first = entries[::block]
+            return _turns(EventKind.DELIVER, 2 * (first + block - 1), first, block, first * 0)
+        slots = self._delivery(entries, classes)
+        return _turns(EventKind.DELIVER, slots, entries, 1, self._consumers(entries, classes))
 
-    def _before(self, slot: int) -> int:
-        at_ns = int(self.arrivals.at_ns(np.array([slot]))[0])
-        return self._deliveries.before(slot) + self._acks.before(slot) + self.flushes.before(at_ns)
+    def _delivery(self, entries: Int64s, classes: Int64s) -> Int64s:
+        """Return the slots of deliveries. Without delays they follow the order of the log."""
+        turns = classes if self.workload.delay_ms else entries % self.workload.block
+        return self._slots(entries, self._delayed()[classes], turns)
 
-    @cached_property
+    def _acked(self, entries: Int64s, classes: Int64s) -> Events:
+        """Return the acks of entries, with slots instead of times."""
+        waits = self._delayed() + np.maximum(self._blocks([ms or 0.0 for ms in self.workload.ack_ms]), 1)
+        is_in_order = not self.workload.delay_ms and len(set(waits.tolist())) == 1
+        turns = entries % self.workload.block if is_in_order else classes
+        slots = self._slots(entries, waits[classes], turns) + 1
+        acks = _turns(EventKind.ACK, slots, entries, 1, self._consumers(entries, classes))
+        acked = np.array([ms is not None for ms in self.workload.ack_ms])[classes]
+        if self.workload.stuck:
+            acked &= (classes != 0) | (entries // self.workload.block >= UNACKED_MAX)
+        return acks.where(acked)
+
+    def _slots(self, entries: Int64s, waits: Int64s, turns: Int64s) -> Int64s:
+        return 2 * ((entries // self.workload.block + waits) * self.workload.block + turns)
+
     def _delayed(self) -> Int64s:
         """For each class, the blocks from an entry's block to its delivery's: at least 1."""
         return np.maximum(self._blocks(self.workload.delay_ms or (0.0,) * self.workload.block), 1)
-
-    @cached_property
-    def _held(self) -> Int64s:
-        """For each class, the blocks from an entry's block to its ack's: at least 1 more."""
-        acked = np.array([ms is not None for ms in self.workload.ack_ms])
-        waited = np.maximum(self._blocks([ms or 0.0 for ms in self.workload.ack_ms]), 1)
-        return np.where(acked, self._delayed + waited, _NEVER)
 
     def _blocks(self, waits_ms: Sequence[float]) -> Int64s:
         per_ms = self.messages_per_second / 1_000 / self.workload.block
         return np.rint(np.array(waits_ms) * per_ms).astype(np.int64)
 
-    @cached_property
-    def _deliveries(self) -> Turns:
-        if not self.workload.is_in_runs:
-            return Turns(self._delayed, 0)
-        # A run is delivered when its whole block is published.
-        last = np.full(self.workload.block, _NEVER)
-        last[-1] = 0
-        return Turns(last, 0)
-
-    @cached_property
-    def _acks(self) -> Turns:
-        first = self._held.copy()
-        if self.workload.stuck:
-            first[0] += UNACKED_MAX
-        return Turns(first, 1)
-
-    def _between(self, first: int, end: int) -> Events:
-        """Return the events from slot `first` (inclusive) to slot `end` (exclusive)."""
-        bounds_ns = self.arrivals.at_ns(np.array([first, end])).tolist()
-        delivered, acked = self._delivered(first, end), self._acked(first, end)
-        flushed = self.flushes.between(*map(self.flushes.before, bounds_ns))
-        at_ns = np.concatenate((flushed[0], self.arrivals.at_ns(delivered.slots), self.arrivals.at_ns(acked.slots)))
-        # Stable, so that a persist comes before other events of its instant.
-        order = np.argsort(at_ns, kind="stable")
-        kinds = (flushed[1], _same(EventKind.DELIVER, delivered), _same(EventKind.ACK, acked))
-        return _columns(
-            _wall_ms(at_ns[order]),
-            np.concatenate(kinds)[order],
-            np.concatenate((np.full(len(flushed[0]), -1), delivered.first, acked.first))[order],
-            np.concatenate((flushed[0] * 0, _same(delivered.length, delivered), _same(1, acked)))[order],
-            np.concatenate((flushed[2], delivered.number, acked.number))[order],
-        )
-
-    def _delivered(self, first: int, end: int) -> _EntryRuns:
-        slots, blocks, classes = self._deliveries.between(first, end)
-        if self.workload.is_in_runs:
-            begins, ends = (self._run_begin(which) for which in (blocks, blocks + 1))
-            return _EntryRuns(slots, begins, ends - begins, np.zeros_like(slots))
-        # Without delays the turns follow the order of the log, by entry instead of by class.
-        return self._runs(slots, blocks - self._delayed[classes], classes, is_by_entry=not self.workload.delay_ms)
-
-    def _acked(self, first: int, end: int) -> _EntryRuns:
-        slots, blocks, classes = self._acks.between(first, end)
-        is_in_order = not self.workload.delay_ms and len(set(self._held.tolist())) == 1
-        return self._runs(slots, blocks - self._held[classes], classes, is_by_entry=is_in_order)
-
-    def _runs(self, slots: Int64s, blocks: Int64s, turns: Int64s, *, is_by_entry: bool) -> _EntryRuns:
-        offsets = turns if is_by_entry else self._offset_of(blocks, turns)
-        classes = self._class_of(blocks, turns) if is_by_entry else turns
-        numbers = classes % self.workload.consumers
+    def _consumers(self, entries: Int64s, classes: Int64s) -> Int64s:
+        numbers, blocks = classes % self.workload.consumers, entries // self.workload.block
         if self.workload.stuck:
             is_full = (classes == 0) & (blocks >= UNACKED_MAX)
             numbers = np.where(is_full, 1 + blocks % (self.workload.consumers - 1), numbers)
-        return _EntryRuns(slots, blocks * self.workload.block + offsets, 1, numbers)
+        return numbers
 
-    def _class_of(self, blocks: Int64s, offsets: Int64s) -> Int64s:
-        """Return the class of the entry at an offset of a block: a seeded permutation for each block."""
-        factor, shift, flip = self._permutation(blocks)
-        return np.asarray(((factor * offsets + shift) & (self.workload.block - 1)) ^ flip, np.int64)
+    def _timed(self, turns: Events, first: int, end: int) -> Events:
+        """Return the events from slot `first` (inclusive) to slot `end` (exclusive), persists included, in order."""
+        persists = self._persists(*self.arrivals.at_ns(np.array([first, end])).tolist())
+        turns = turns._replace(ts_ms=self.arrivals.at_ns(turns.ts_ms))
+        # Stable, so that a persist comes before other events of its instant.
+        events = joined([persists, turns])
+        return _in_ledgers(events.where(np.argsort(events.ts_ms, kind="stable")))
 
-    def _offset_of(self, blocks: Int64s, classes: Int64s) -> Int64s:
-        """Return the offset of the entry of a class: the inverse of `_class_of`."""
-        factor, shift, flip = self._permutation(blocks)
-        # An odd number is its own inverse modulo 8; Newton's step doubles the bits, here to 12.
-        inverse = factor * (2 - factor * factor)
-        inverse *= 2 - factor * inverse
-        return np.asarray((inverse * ((classes ^ flip) - shift)) & (self.workload.block - 1), np.int64)
+    def _persists(self, begin_ns: int, end_ns: int) -> Events:
+        """Return begins and ends of persists; one lasts a hundredth of the interval, at most 5 ms."""
+        interval_ns, lasts_ms = self.flush_interval_ms * _NS_PER_MS, min(5, self.flush_interval_ms // 100)
+        found = []
+        for kind, late_ns in ((EventKind.PERSIST_BEGUN, 0), (EventKind.PERSIST_ENDED, lasts_ms * _NS_PER_MS)):
+            first, end = (max(-((late_ns - each) // interval_ns), 1) for each in (begin_ns, end_ns))
+            numbers = np.arange(first, end)
+            found.append(_turns(kind, numbers * interval_ns + late_ns, numbers * 0 - 1, 1, numbers))
+        return joined(found)
 
-    def _permutation(self, blocks: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        bits = _scattered(self.key, blocks)
-        factor, shift, flip = (
-            (bits >> np.uint64(at)).astype(np.int64) & (self.workload.block - 1) for at in (8, 24, 40)
-        )
-        return factor | 1, shift, flip
+    def _published(self, entries: Int64s, classes: Int64s) -> Events:
+        if not self.workload.delay_ms:
+            first = entries[::_PUBLISHED_AT_ONCE]
+            published = _turns(EventKind.PUBLISH, 2 * first, first, _PUBLISHED_AT_ONCE, first * 0 - 1)
+        else:
+            due_ms = _wall_ms(self.arrivals.at_ns(self._delivery(entries, classes)))
+            is_delayed = np.array(self.workload.delay_ms)[classes] > 0
+            published = _turns(EventKind.PUBLISH, 2 * entries, entries, 1, np.where(is_delayed, due_ms, -1))
+        return _in_ledgers(published._replace(ts_ms=self.arrivals.at_ns(published.ts_ms)))
 
-    def _run_begin(self, blocks: Int64s) -> Int64s:
-        """Return the start of the run delivered in each block: somewhat before the block, in the same ledger."""
-        size = self.workload.block
-        before = (_scattered(self.key, ~blocks) % np.uint64(size)).astype(np.int64)
-        begins = blocks * size
-        return np.where(begins % ENTRIES_PER_LEDGER, begins - before, begins)
 
-    def _due_ms(self, entries: Int64s) -> Int64s:
-        """Return the times at which a delayed workload's entries are due, -1 for entries that are not delayed."""
-        blocks, offsets = np.divmod(entries, self.workload.block)
-        classes = self._class_of(blocks, offsets)
-        slots = (blocks + self._delayed[classes]) * 2 * self.workload.block + 2 * classes
-        delays = np.array(self.workload.delay_ms)
-        return np.where(delays[classes] > 0, _wall_ms(self.arrivals.at_ns(slots)), -1)
+def _turns(kind: EventKind, slots: Int64s, first: Int64s, length: int, number: Int64s) -> Events:
+    """Return events of runs of entries, counted over all ledgers, with slots instead of times."""
+    return Events(slots, np.full(len(slots), kind), first, first, first + length - 1, number)
+
+
+def _in_ledgers(events: Events) -> Events:
+    """Convert times in ns, and entries counted over all ledgers, -1 for none."""
+    is_none = events.first_entry < 0
+    ledgers = events.first_entry // ENTRIES_PER_LEDGER
+    first, last = (
+        np.where(is_none, -1, each - ledgers * ENTRIES_PER_LEDGER) for each in (events.first_entry, events.last_entry)
+    )
+    ledger_ids = np.where(is_none, -1, LEDGER_FIRST + ledgers)
+    return events._replace(ts_ms=_wall_ms(events.ts_ms), ledger_id=ledger_ids, first_entry=first, last_entry=last)
 
 
 def _wall_ms(at_ns: Int64s) -> Int64s:
     return np.asarray(_BEGIN_MS + at_ns // _NS_PER_MS, np.int64)
 
 
-def _columns(ts_ms: Int64s, kinds: Int64s, first: Int64s, length: Int64s, number: Int64s) -> Events:
-    """Split entries counted over all ledgers, -1 for none, into ledger and entry."""
-    is_none = first < 0
-    ledgers = first // ENTRIES_PER_LEDGER
-    entries = np.where(is_none, -1, first - ledgers * ENTRIES_PER_LEDGER)
-    ledger_ids = np.where(is_none, -1, LEDGER_FIRST + ledgers)
-    return Events(ts_ms, kinds, ledger_ids, entries, np.where(is_none, -1, entries + length - 1), number)
-
-
 def joined(parts: Sequence[Events]) -> Events:
     """Return the concatenated events."""
     return Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def _same(value: Int64s | int, runs: _EntryRuns) -> Int64s:
-    return np.broadcast_to(np.asarray(value, np.int64), runs.slots.shape)
 
 
 class GeneratedFile(NamedTuple):
@@ -396,7 +274,7 @@ def make_trace(spark: SparkSession, plan: TracePlan, out: Location) -> Generated
     """
     schema = ", ".join(f"{name} bigint" for name in GeneratedFile._fields)
     with new_trace(out) as written:
-        by_size = plan.events // (_ROW_GROUPS_PER_FILE * _ROW_GROUP_CHUNKS * CHUNK_EVENTS)
+        by_size = plan.events // _EVENTS_PER_FILE
         files = min(plan.subscriptions, max(by_size, _FILES_PER_CORE * _cores(spark)))
         subscriptions = spark.range(0, plan.subscriptions, numPartitions=files)
         work = partial(_make, plan=plan, written=written)
@@ -435,31 +313,49 @@ def _make(batches: Iterable[pa.RecordBatch], *, plan: TracePlan, written: NewFil
 
 
 def write_subscriptions(plan: TracePlan, subscriptions: Iterable[int], file: Location) -> GeneratedFile:
-    """Write subscriptions into one Parquet file, and with the first one of a topic its PUBLISH events.
-
-    Memory: a row group, for any number of events.
-    """
-    writer: pq.ParquetWriter | None = None
-    events = published = 0
-    with ExitStack() as opened:
-        for subscription in subscriptions:
-            if writer is None:
-                sink = opened.enter_context(file.open("wb"))
-                writer = opened.enter_context(pq.ParquetWriter(sink, SEVERAL_FILES_SCHEMA, **WRITE_OPTIONS))
-            series, count = plan.series_of(subscription), plan.events_of(subscription)
+    """Write subscriptions into one Parquet file, and with the first one of a topic its PUBLISH events."""
+    numbers, events, published = list(subscriptions), 0, 0
+    if not numbers:
+        return GeneratedFile(0, 0, 0, 0)
+    with ChunkWriter(file, written={}) as writer:
+        for subscription in numbers:
             topic = plan.topic_of(subscription)
-            key = (f"persistent://public/default/topic-{topic:05}", f"subscription-{subscription:05}")
-            events += _write(writer, key, series.chunks(count))
-            if topic == subscription:
-                published += _write(writer, (key[0], ""), series.published(count))
-    return GeneratedFile(events, published, 1, file.stat().st_size) if writer else GeneratedFile(0, 0, 0, 0)
+            name = f"persistent://public/default/topic-{topic:05}"
+            of_subscription = _Chunks(writer, (name, f"subscription-{subscription:05}"))
+            of_topic = _Chunks(writer, (name, ""))
+            for mine, publishes in plan.series_of(subscription).parts(plan.events_of(subscription)):
+                of_subscription.add(mine)
+                if topic == subscription:
+                    of_topic.add(publishes)
+            events += of_subscription.end()
+            published += of_topic.end()
+    return GeneratedFile(events, published, 1, file.stat().st_size)
 
 
-def _write(writer: pq.ParquetWriter, key: tuple[str, str], chunks: Iterable[Events]) -> int:
-    """Write the chunks of a subscription or a topic, and return their number of events."""
-    rows = (ChunkRow(key, number, number * CHUNK_EVENTS, each) for number, each in enumerate(chunks))
-    count = 0
-    while group := list(islice(rows, _ROW_GROUP_CHUNKS)):
-        writer.write_table(table_of(group))
-        count += sum(len(row.events.kind) for row in group)
-    return count
+@final
+class _Chunks:
+    """Cuts the events of a key into chunks of `CHUNK_EVENTS`."""
+
+    def __init__(self, writer: ChunkWriter, key: tuple[str, str]) -> None:
+        self._writer, self._key = writer, key
+        self._waiting: list[Events] = []
+        self._count = 0
+
+    def add(self, events: Events) -> None:
+        self._waiting.append(events)
+        self._count += len(events.kind)
+        if sum(len(each.kind) for each in self._waiting) >= CHUNK_EVENTS:
+            self._write(CHUNK_EVENTS)
+
+    def end(self) -> int:
+        """Write the rest, and return the number of all events."""
+        if self._waiting:
+            self._write(1)
+        return self._count
+
+    def _write(self, least: int) -> None:
+        waiting = joined(self._waiting)
+        while len(waiting.kind) >= least:
+            self._writer.write(self._key, waiting.where(slice(0, CHUNK_EVENTS)))
+            waiting = waiting.where(slice(CHUNK_EVENTS, None))
+        self._waiting = [waiting]

@@ -20,7 +20,6 @@ from signal import SIGKILL
 import crash.system_calls
 from ackstate.analysis.crash import power_cuts
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.process import subject_launch
 from ackstate.cursor import persist
 from ackstate.errors import AckStateError
 from ackstate.position import Position
@@ -291,7 +290,7 @@ def clean():
 
 def cuts_of(count):
     found = []
-    with closing(power_cuts.power_cuts_of(subject_launch("ours"), mount_options=[""])(1)) as outcomes:
+    with closing(power_cuts.power_cuts(1, mount_options=[""])) as outcomes:
         for outcome in islice(outcomes, count):
             found.append(asdict(outcome))
             if outcome.broken:

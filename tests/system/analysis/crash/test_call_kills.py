@@ -20,10 +20,9 @@ import pytest
 from ackstate.analysis.crash import call_tracer
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
-from ackstate.analysis.crash.kills import call_kills_of
+from ackstate.analysis.crash.kills import call_kills
 from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import run
 
@@ -50,19 +49,15 @@ def ended(tracer, program, kill_at=NEVER):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def outcomes_of(make_launch, count=6):
+def outcomes_of(subject, count=6):
     """The outcomes of the first runs, up to one that broke a promise."""
     found = []
-    with closing(call_kills_of(make_launch, shrink_tries=0)(1)) as outcomes:
+    with closing(call_kills(1, subject=subject, shrink_tries=0)) as outcomes:
         for outcome in islice(outcomes, count):
             found.append(outcome)
             if outcome.broken:
                 break
     return found
-
-
-def forked(make_subject):
-    return lambda tracer: lambda: SubjectProcess.fork(make_subject, tracer=tracer)
 
 
 def write_all(directory, names):
@@ -194,7 +189,7 @@ class InPlace(NaiveSubject):
 
 def test_a_subject_that_keeps_its_promises_survives_a_kill_at_every_call(tracer):
     totals = Totals(1)
-    layer = call_kills_of(forked(NaiveSubject), shrink_tries=0)
+    layer = partial(call_kills, subject=NaiveSubject, shrink_tries=0)
     seen = run_layer(layer, totals, Budget(3_600, run_count_max=4))
     assert not seen.has_failed
     assert totals.cycles >= 4 * 16
@@ -205,12 +200,12 @@ def test_a_subject_that_keeps_its_promises_survives_a_kill_at_every_call(tracer)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ours", pytest.param("ours-limited", marks=pytest.mark.soak)])
 def test_ours_survives_a_kill_at_every_call(tracer, name):
-    outcomes = outcomes_of(lambda tracer: subject_launch(name, tracer=tracer), 2)
+    outcomes = outcomes_of(name, 2)
     assert [outcome.broken for outcome in outcomes] == [()] * 2
 
 
 def test_a_file_that_is_written_in_place_is_found(tracer):
-    (broken,) = outcomes_of(forked(InPlace), 20)[-1].broken
+    (broken,) = outcomes_of(InPlace, 20)[-1].broken
     assert broken.promise == Promise.I5
     assert any(re.fullmatch(r"SIGKILL before its call \d+, write", line) for line in broken.story)
 
@@ -230,10 +225,6 @@ def compiled(tmp_path):
     return build
 
 
-def named(command):
-    return lambda tracer: subject_launch(command, tracer=tracer)
-
-
 def is_found(outcome):
     return {broken.promise for broken in outcome.broken} == {Promise.I2}
 
@@ -242,12 +233,12 @@ def is_found(outcome):
     "options", [pytest.param((), id="dynamic"), pytest.param(("-static",), id="static", marks=pytest.mark.soak)]
 )
 def test_receipts_before_writes_are_found_in_c(tracer, compiled, options):
-    assert is_found(outcomes_of(named(compiled(*options)))[-1])
-    assert not outcomes_of(named(compiled(*options, "-DWRITES_FIRST")), 3)[-1].broken
+    assert is_found(outcomes_of(compiled(*options))[-1])
+    assert not outcomes_of(compiled(*options, "-DWRITES_FIRST"), 3)[-1].broken
 
 
 @pytest.mark.slow
 def test_receipts_before_writes_are_found_in_python(tracer):
     python = f"{sys.executable} -S {SUBJECTS / 'receipts_first.py'}"
-    assert is_found(outcomes_of(named(python))[-1])
-    assert not outcomes_of(named(f"{python} writes-first"), 2)[-1].broken
+    assert is_found(outcomes_of(python)[-1])
+    assert not outcomes_of(f"{python} writes-first", 2)[-1].broken

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -16,7 +17,7 @@ from ackstate.analysis.crash import process as subject_process
 from ackstate.analysis.crash import runs as process_runs
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import Accepted, ReportRequest, SubjectError
-from ackstate.analysis.crash.kills import kills_of
+from ackstate.analysis.crash.kills import kills
 from ackstate.analysis.crash.layer import RunSize
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.process import SubjectProcess
@@ -32,7 +33,7 @@ SMALL = RunSize(4, 60)
 
 def outcomes_of(make_subject, count=3, *, size=SMALL, shrink_tries=0, **options):
     """The outcomes of the first runs, up to one that broke a promise."""
-    layer = kills_of(lambda: SubjectProcess.fork(make_subject), size=size, shrink_tries=shrink_tries, **options)(1)
+    layer = kills(1, subject=make_subject, size=size, shrink_tries=shrink_tries, **options)
     found = []
     for outcome in islice(layer, count):
         found.append(outcome)
@@ -150,7 +151,7 @@ class OneReceipt(NaiveSubject):
 @pytest.mark.parametrize(("make_subject", "is_tested"), [(NaiveSubject, True), (OneReceipt, False)])
 def test_receipts_are_counted_as_a_share_of_the_acks_that_a_persist_was_to_save(make_subject, is_tested):
     totals = Totals(1)
-    layer = kills_of(lambda: SubjectProcess.fork(make_subject), size=SMALL, shrink_tries=0)
+    layer = partial(kills, subject=make_subject, size=SMALL, shrink_tries=0)
     seen = run_layer(layer, totals, Budget(3_600, run_count_max=4))
     assert not seen.has_failed
     assert seen.counts["receipts_due"] > 50

@@ -10,8 +10,7 @@ import pytest
 
 from ackstate.analysis.crash.layer import RunSize
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.power_cuts import power_cuts_of
-from ackstate.analysis.crash.process import SubjectProcess, subject_launch
+from ackstate.analysis.crash.power_cuts import power_cuts
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.stores import sqlite_database
 from museum.exhibits import EXHIBITS
@@ -26,16 +25,16 @@ def root_with_a_disk(request):
         request.getfixturevalue("power_can_be_cut")
 
 
-def runs(layer, count, *, first_seed=1):
-    """The first runs of a layer."""
-    with closing(layer(first_seed)) as outcomes:
+def runs(count, first_seed=1, **options):
+    """The first runs."""
+    with closing(power_cuts(first_seed, **options)) as outcomes:
         return list(islice(outcomes, count))
 
 
-def runs_of_cuts(layer, cuts):
+def runs_of_cuts(cuts, **options):
     """As many runs as have this many cuts."""
     found = []
-    with closing(layer(1)) as outcomes:
+    with closing(power_cuts(1, **options)) as outcomes:
         while sum(outcome.cycles for outcome in found) < cuts:
             found.append(next(outcomes))
     return found
@@ -44,7 +43,7 @@ def runs_of_cuts(layer, cuts):
 @pytest.mark.root
 @pytest.mark.slow
 def test_our_cursor_survives():
-    outcomes = runs_of_cuts(power_cuts_of(subject_launch("ours")), 24)
+    outcomes = runs_of_cuts(24)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
     assert [outcome.seed for outcome in outcomes] == list(range(1, len(outcomes) + 1))
     assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 100
@@ -56,7 +55,7 @@ def test_our_cursor_survives():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", HOSTILE])
 def test_the_naive_one_is_caught_at_once(options):
-    outcomes = runs(power_cuts_of(subject_launch("naive"), mount_options=[options], size=SMALL), 2)
+    outcomes = runs(2, subject="naive", mount_options=[options], size=SMALL)
     broken = [outcome.broken[0] for outcome in outcomes if outcome.broken]
     assert broken
     assert {each.promise for each in broken} <= {Promise.I2, Promise.I5}
@@ -67,7 +66,7 @@ def test_the_naive_one_is_caught_at_once(options):
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_story_says_what_was_promised_and_where_the_power_went():
-    (outcome,) = runs(power_cuts_of(subject_launch("naive"), mount_options=[HOSTILE]), 1, first_seed=3)
+    (outcome,) = runs(1, first_seed=3, subject="naive", mount_options=[HOSTILE])
     (broken,) = outcome.broken
     story = list(broken.story)
     assert story[0].startswith("life ")
@@ -84,7 +83,7 @@ def test_our_cursor_is_caught_when_its_store_does_not_sync():
     (never_sync,) = [each for each in EXHIBITS if each.name == "M1-sqlite"]
     with (
         never_sync.plant(),
-        closing(power_cuts_of(subject_launch("ours"), mount_options=[""], size=SMALL)(1)) as outcomes,
+        closing(power_cuts(1, mount_options=[""], size=SMALL)) as outcomes,
     ):
         assert any(outcome.broken for outcome in islice(outcomes, 3))
 
@@ -109,6 +108,5 @@ class Synced(NaiveSubject):
 @pytest.mark.root
 @pytest.mark.slow
 def test_what_is_said_on_a_dead_disk_does_not_count():
-    layer = power_cuts_of(lambda: SubjectProcess.fork(Synced), mount_options=["noauto_da_alloc"], size=SMALL)
-    outcomes = runs_of_cuts(layer, 20)
+    outcomes = runs_of_cuts(20, subject=Synced, mount_options=["noauto_da_alloc"], size=SMALL)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)

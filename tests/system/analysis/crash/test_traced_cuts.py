@@ -13,10 +13,9 @@ from itertools import islice
 import pytest
 
 from ackstate.analysis.crash.oracle import Promise
-from ackstate.analysis.crash.process import SubjectProcess
 from ackstate.analysis.crash.runs import UNSEEN
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
-from ackstate.analysis.crash.traced_disk import traced_cuts_of
+from ackstate.analysis.crash.traced_disk import traced_cuts
 
 SIZE = 1 << 15
 NAME = os.fsdecode(b"st\xff\n \xe2\x9c\x93")
@@ -189,11 +188,8 @@ class ProtectsItsMap(StoresItsState):
 
 
 def outcomes_of(subject, count=6):
-    def make_launch(tracer):
-        return lambda: SubjectProcess.fork(subject, tracer=tracer)
-
     found = []
-    with closing(traced_cuts_of(make_launch, shrink_tries=0)(1)) as outcomes:
+    with closing(traced_cuts(1, subject=subject, shrink_tries=0)) as outcomes:
         for outcome in islice(outcomes, count):
             found.append(outcome)
             if outcome.broken:

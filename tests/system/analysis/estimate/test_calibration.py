@@ -18,7 +18,7 @@ from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.generate import ENTRIES_PER_LEDGER, TracePlan
+from ackstate.analysis.trace.generate import ENTRIES_PER_LEDGER, TracePlan, joined
 from ackstate.stores.base import StoreError
 from forked import in_child
 
@@ -110,9 +110,9 @@ class Death(NamedTuple):
 def traffic(shape, seed=1):
     """Return some seconds of a shape of `ackstate trace generate`, in ledgers of 200 entries."""
     plan = TracePlan(shape, EVENTS, seed=seed, subscriptions=1, topics=1, messages_per_second=MESSAGES_PER_SECOND)
-    series = plan.series_of(0)
     events = []
-    for chunk in (*series.published(EVENTS), *series.chunks(EVENTS)):
+    own, published = map(joined, zip(*plan.series_of(0).parts(EVENTS), strict=True))
+    for chunk in (published, own):
         for ts_ms, kind, ledger_id, first, last in zip(*(column.tolist() for column in chunk[:5]), strict=True):
             if kind in (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK):
                 begin, end = ((ledger_id - 1_000) * ENTRIES_PER_LEDGER + each for each in (first, last + 1))

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
-from ackstate.analysis.trace.chunks import SEVERAL_FILES_SCHEMA, TRACE_SCHEMA, ChunkWriter, pack, unpack
-from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, Event, EventKind, TraceError
+from ackstate.analysis.trace.chunks import TRACE_SCHEMA, ChunkWriter, pack, unpack
+from ackstate.analysis.trace.events import (
+    FILES_KEY,
+    POLL_MS_KEY,
+    POLLED_UNTIL_KEY,
+    SEVERAL,
+    Event,
+    EventKind,
+    TraceError,
+)
 from ackstate.analysis.trace.parquet import (
     MANIFEST,
     check_trace,
@@ -113,7 +121,9 @@ def several(path, names=("a", "b", "c"), *, count=1):
     """Write a trace with a file for each subscription, as the generator does."""
     with new_trace(path) as files:
         for number, name in enumerate(names):
-            table = pq.read_table(trace_at(path.with_name("part"), count, name)).cast(SEVERAL_FILES_SCHEMA)
+            table = pq.read_table(trace_at(path.with_name("part"), count, name)).replace_schema_metadata(
+                {**TRACE_SCHEMA.metadata, FILES_KEY: SEVERAL}
+            )
             pq.write_table(table, files.file(number))
         write_manifest(files.directory)
     shutil.rmtree(path.with_name("part"))
