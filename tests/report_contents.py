@@ -5,7 +5,7 @@ from __future__ import annotations
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.report.contents import Contents, CrashTimes, Curve, shown_policies, worst_subscriptions
+from ackstate.analysis.report.contents import Contents, CrashTimes, Curve, worst_subscriptions
 
 BEGIN_MS = 1_700_000_000_000
 DURATION_MS = 600_000
@@ -98,7 +98,7 @@ def contents(result=None, *, crashes=(BEGIN_MS + 250_000, BEGIN_MS + 400_000), d
     result = sweep_result() if result is None else result
     curves = [
         saw(number, ("", ""), each.total.max, duration_ms=duration_ms, causes=number > 0)
-        for number, each in enumerate(shown_policies(result))
+        for number, each in enumerate(result.shown)
     ]
     curves += [
         saw(0, key, 900 // (number + 1), duration_ms=duration_ms)

@@ -379,29 +379,16 @@ def trusted_certificates(path: str) -> ssl.SSLContext:
         raise AdminError(f"the certificates {path} cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """The options of `pulsar-admin` that precede the command; None if an option was not given."""
-
-    admin_url: str | None = None
-    auth_plugin: str | None = None
-    auth_params: str | None = field(default=None, repr=False)
-    request_timeout_s: float = 60
-    tls_trust_cert_path: str = ""
-
-    def server(self) -> AdminServer:
-        """Return the server that the options name."""
-        if self.auth_plugin not in {None, "", TOKEN_PLUGIN}:
-            raise AdminError(f"--auth-plugin {self.auth_plugin} is not supported: only {TOKEN_PLUGIN} is")
-        if self.auth_plugin and not self.auth_params:
-            raise AdminError(f"--auth-plugin {self.auth_plugin} needs --auth-params token:TOKEN or file:///PATH")
-        return AdminServer(
-            url=self.admin_url or DEFAULT_ADMIN_URL,
-            token=_token(self.auth_params) if self.auth_params else "",
-            timeout_s=self.request_timeout_s,
-            trust_cert_path=self.tls_trust_cert_path,
-            answer_bytes_max=_POLICY_BYTES_MAX,
-        )
+def server_of(
+    url: str | None, auth_plugin: str | None, auth_params: str | None, timeout_s: float, trust_cert_path: str
+) -> AdminServer:
+    """Return the server that the options of `pulsar-admin` name, None if an option was not given."""
+    if auth_plugin not in {None, "", TOKEN_PLUGIN}:
+        raise AdminError(f"--auth-plugin {auth_plugin} is not supported: only {TOKEN_PLUGIN} is")
+    if auth_plugin and not auth_params:
+        raise AdminError(f"--auth-plugin {auth_plugin} needs --auth-params token:TOKEN or file:///PATH")
+    token = _token(auth_params) if auth_params else ""
+    return AdminServer(url or DEFAULT_ADMIN_URL, token, timeout_s, trust_cert_path, answer_bytes_max=_POLICY_BYTES_MAX)
 
 
 def namespace_path(namespace: str) -> str:

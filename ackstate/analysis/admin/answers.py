@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 
 _REASON_LENGTH_MAX = 500
 _WAY_OUT = "; DELETE one of its policies with If-Match: * to remove them all unread"
-_MALFORMED, _NOT_FOUND, _NOT_ALLOWED, _CONFLICT, _PRECONDITION, _BROKEN, _UNAVAILABLE = (
-    400,
-    404,
-    405,
-    409,
-    412,
-    500,
-    503,
-)
-
 
 # Written by hand: a model would be built again for each status of each route.
 REFUSAL_SCHEMA = {
@@ -89,14 +79,14 @@ def add_refusals(app: FastAPI) -> None:
 
 def invalid(error: ValueError | TypeError) -> HTTPException:
     """Return the exception for an invalid value or name, with Pulsar's status."""
-    return HTTPException(_PRECONDITION, str(error))
+    return HTTPException(412, str(error))
 
 
 def _malformed(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = error.errors()
     # An unknown policy is an unknown path.
-    status = _NOT_FOUND if any(tuple(each["loc"]) == ("path", "policy") for each in problems) else _MALFORMED
+    status = 404 if any(tuple(each["loc"]) == ("path", "policy") for each in problems) else 400
     return refusal(status, "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in problems[:5]))
 
 
@@ -110,7 +100,7 @@ def _place(location: Sequence[int | str]) -> str:
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     headers = error.headers
-    if error.status_code == _NOT_ALLOWED:
+    if error.status_code == 405:
         # Starlette lists only the methods of the first matching route, but here each method has its own route.
         headers = {"Allow": ", ".join(sorted(_methods_of_path(request)))}
     return refusal(error.status_code, error.detail, headers=headers)
@@ -124,17 +114,17 @@ def _methods_of_path(request: Request) -> set[str]:
 
 def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, DelayPolicyRefusedError | DeliveryDelayExceededError | RescheduleRefusedError):
-        return refusal(_PRECONDITION, error)
+        return refusal(412, error)
     if isinstance(error, InvalidPositionError | LedgerNotFoundError):
-        return refusal(_NOT_FOUND, error)
+        return refusal(404, error)
     if isinstance(error, VersionMismatchError):
-        return refusal(_CONFLICT, f"changed by another client at the same time: {error}")
+        return refusal(409, f"changed by another client at the same time: {error}")
     LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, CorruptStateError | UnsupportedVersionError):
-        return refusal(_BROKEN, _with_way_out(str(error)))
+        return refusal(500, _with_way_out(str(error)))
     if isinstance(error, StoreError):
-        return refusal(_UNAVAILABLE, f"the store does not answer: {error}")
-    return refusal(_BROKEN, f"{request.method} failed; see the server's log")
+        return refusal(503, f"the store does not answer: {error}")
+    return refusal(500, f"{request.method} failed; see the server's log")
 
 
 def _with_way_out(text: str) -> str:
@@ -145,7 +135,7 @@ def _with_way_out(text: str) -> str:
 
 def _unexpected(request: Request, error: Exception) -> Response:
     # The server logs the traceback: Starlette raises the error once more after this answer.
-    return refusal(_BROKEN, f"{request.method} failed with {type(error).__name__}; see the server's log")
+    return refusal(500, f"{request.method} failed with {type(error).__name__}; see the server's log")
 
 
 LOG = logging.getLogger("ackstate.admin")

@@ -175,7 +175,6 @@ def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:
 
 
 _UNMATCHED = "none"
-_BROKEN = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
 
@@ -210,7 +209,7 @@ class RequestCounter:
             await self._app(scope, receive, counted)
         except Exception:
             # An outer handler turns the exception into an answer.
-            self._count(scope, _BROKEN)
+            self._count(scope, 500)
             raise
 
     def _count(self, scope: Scope, status: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from fastapi import Body, Depends, HTTPException, Path, Query
 from pydantic import Field
@@ -187,17 +187,15 @@ class LiveRoutes:
 
     async def tenants(self) -> list[str]:
         """List the tenants that have an open topic."""
-        return sorted({each.tenant for each in named_topics(self._topics)})
+        return sorted({namespace.partition("/")[0] for namespace, _ in self._named()})
 
     async def namespaces(self, owner: NamedOwner) -> list[str]:
         """List the namespaces of a tenant that have an open topic."""
-        found = named_topics(self._topics)
-        return sorted({f"{each.tenant}/{each.namespace}" for each in found if each.tenant == owner.tenant})
+        return sorted({namespace for namespace, _ in self._named() if namespace.startswith(f"{owner.tenant}/")})
 
     async def names(self, owner: NamedOwner) -> list[str]:
         """List the open topics of a namespace."""
-        wanted = owner.tenant, owner.namespace
-        return [each.full_name for each in named_topics(self._topics) if (each.tenant, each.namespace) == wanted]
+        return [name for namespace, name in self._named() if namespace == f"{owner.tenant}/{owner.namespace}"]
 
     async def partitions(self, owner: NamedOwner) -> dict[str, int]:  # noqa: ARG002 - checks the names
         """Report that a topic has no partitions."""
@@ -229,30 +227,16 @@ class LiveRoutes:
         explained = [explain_subscription(opened[name], name=name, top=top, now_ms=now_ms) for name in chosen]
         return ExplainedTopic(topic=str(owner), now_ms=now_ms, subscriptions=explained)
 
+    def _named(self) -> list[tuple[str, str]]:
+        """Return namespace and name of the open topics that have a name of Pulsar; no path leads to the others."""
+        found = ((parse_topic(name), name) for name in self._topics)
+        return sorted((parts.namespace, name) for parts, name in found if parts and parts.domain == "persistent")
+
     def _open(self, owner: NamedOwner) -> Topic:
         try:
             return self._topics[str(owner)]
         except KeyError:
             raise HTTPException(404, f"{owner} is not open here") from None
-
-
-class NamedTopic(NamedTuple):
-    """The name of a topic, in the parts of a path."""
-
-    tenant: str
-    namespace: str
-    full_name: str
-
-
-def named_topics(topics: Topics) -> list[NamedTopic]:
-    """Return the open topics that have a name of Pulsar, sorted. No path leads to the others."""
-    found = []
-    for name in topics:
-        parts = parse_topic(name)
-        if parts is not None and parts.domain == "persistent":
-            tenant, _, namespace = parts.namespace.partition("/")
-            found.append(NamedTopic(tenant, namespace, name))
-    return sorted(found)
 
 
 class RedeliveryIfCrashed(PulsarResponse):

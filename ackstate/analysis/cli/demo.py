@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.recovery import RecoveredCursor
     from ackstate.analysis.demo.run import DemoRun
 
@@ -60,11 +59,17 @@ def demo(
     from ackstate.analysis.demo.broker import DemoSettings
     from ackstate.analysis.demo.directory import DemoDirectory
     from ackstate.analysis.demo.report import render, verdict
+    from ackstate.analysis.spark.session import local_session, readable_failures
 
     results = DemoDirectory(out)
     settings = DemoSettings(seed=seed, flush_interval_ms=flush_interval.ms)
     with results.claimed():
-        run = _kill_and_compare(results.path, settings, lives_ms=(seconds.ms // 3, seconds.ms))
+        with console.progress() as progress, readable_failures(results.trace):
+            task = progress.add_task("starting Spark", total=1.0)
+            run = main_job.run(
+                local_session(), out, settings, lives_ms=(seconds.ms // 3, seconds.ms),
+                progress=lambda what, share: progress.update(task, description=what, completed=share),
+            )  # fmt: skip
         write_atomically(results.report, render(run))
         summary = console.json_text(main_job.summary_json(run))
         write_atomically(results.summary, summary)
@@ -74,22 +79,6 @@ def demo(
         console.show(outcome_table(run), verdict(run), f"{results.summary}, {results.report}")
     if not run.holds:
         raise typer.Exit(1)
-
-
-def _kill_and_compare(out: Path, settings: DemoSettings, *, lives_ms: tuple[int, int]) -> DemoRun:
-    """Run the main job, with progress shown."""
-    from ackstate.analysis.demo import run as main_job
-    from ackstate.analysis.demo.directory import DemoDirectory
-    from ackstate.analysis.spark.session import local_session, readable_failures
-
-    with console.progress() as progress, readable_failures(DemoDirectory(out).trace):
-        task = progress.add_task("starting Spark", total=1.0)
-        spark = local_session()
-
-        def show(what: str, share: float) -> None:
-            progress.update(task, description=what, completed=share)
-
-        return main_job.run(spark, out, settings, lives_ms=lives_ms, progress=show)
 
 
 def outcome_table(run: DemoRun) -> Table:
@@ -137,23 +126,17 @@ def broker(
     It prints "ready" when it has started. In a directory that a killed broker
     left, it recovers first and continues.
     """
-    from ackstate.analysis.demo.broker import DemoSettings
-
-    settings = DemoSettings(seed, messages_per_second, flush_interval_ms=flush_interval.ms)
-    _run_broker(directory, settings, lives_ms=seconds.ms)
-
-
-def _run_broker(directory: Path, settings: DemoSettings, *, lives_ms: int) -> None:
-    from ackstate.analysis.demo.broker import READY, DemoBroker, run
+    from ackstate.analysis.demo.broker import READY, DemoBroker, DemoSettings, run
     from ackstate.analysis.demo.directory import BrokerDirectory
     from ackstate.analysis.trace.recording import Recording
 
+    settings = DemoSettings(seed, messages_per_second, flush_interval_ms=flush_interval.ms)
     place = BrokerDirectory(directory)
     now_ms = _clock()
     with place.begun_or_new() as store, Recording(place.recording) as recording:
         live = DemoBroker(store, recording, settings, now_ms=now_ms())
         console.write(f"{READY}\n")
-        run(live, now_ms=now_ms, until_ms=now_ms() + lives_ms)
+        run(live, now_ms=now_ms, until_ms=now_ms() + seconds.ms)
 
 
 def _clock() -> Callable[[], int]:

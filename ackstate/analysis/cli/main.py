@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, final
 
 import typer
 
-from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, ServerOptions
+from ackstate.analysis.admin_client import DEFAULT_ADMIN_URL, server_of
 from ackstate.analysis.cli import policies, trace
 from ackstate.analysis.cli.console import complain, os_error_text, show, write
 from ackstate.analysis.cli.crash import crash, replay
@@ -80,8 +81,12 @@ namespaces and topics as for pulsar-admin: 0 success, 1 failure.
 
 # Some releases of Typer bundle Click, others use the installed one; this is the base class of its errors.
 _ClickError: type[Exception] = typer.BadParameter.mro()[2]
-# Packages of the extra `spark`.
-_EXTRA = frozenset({"pyspark", "py4j", "pyarrow", "pandas"})
+# The packages that commands import when they run, and the extra of each.
+_EXTRAS = {
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas"), "spark"),
+    **dict.fromkeys(("fastapi", "h11", "httpx", "prometheus_client", "pydantic", "starlette", "uvicorn"), "admin"),
+    **dict.fromkeys(("jpype", "kazoo"), "bookkeeper"),
+}
 _INTERRUPTED = 130
 
 
@@ -119,14 +124,8 @@ def _common_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Store the server options for `namespaces` and `topics`."""
-    context.obj = ServerOptions(
-        admin_url=admin_url,
-        auth_plugin=auth_plugin,
-        auth_params=auth_params,
-        request_timeout_s=request_timeout.seconds,
-        tls_trust_cert_path=tls_trust_cert_path,
-    )
+    """Store what names the server of `namespaces` and `topics`."""
+    context.obj = partial(server_of, admin_url, auth_plugin, auth_params, request_timeout.seconds, tls_trust_cert_path)
 
 
 def spark_package(
@@ -234,8 +233,8 @@ def _explanation(error: Exception) -> str:
             return _usage_error(error)
         case OSError():
             return os_error_text(error)
-        case ImportError(name=str(name)) if name.partition(".")[0] in _EXTRA:
-            return f"{name} is missing: install ackstate[spark]"
+        case ImportError(name=str(name)) if (package := name.partition(".")[0]) in _EXTRAS:
+            return f"{package} is missing: install ackstate[{_EXTRAS[package]}]"
         case AckStateError() | ValueError():
             return str(error)
     return ""

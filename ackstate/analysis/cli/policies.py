@@ -17,7 +17,6 @@ import typer
 from ackstate.analysis.admin_client import (
     AdminError,
     AdminServer,
-    ServerOptions,
     namespace_path,
     topic_path,
 )
@@ -182,8 +181,8 @@ def topics() -> typer.Typer:
 
 
 def _server(context: typer.Context) -> AdminServer:
-    options: ServerOptions = context.obj
-    return options.server()
+    server: AdminServer = context.obj()
+    return server
 
 
 def _global(is_global: bool) -> dict[str, str]:

@@ -96,19 +96,10 @@ def opened_admin(
     """Open connections to the server that the options name; without a limit of requests if that is 0."""
     token = read_token(token_file) if token_file else ""
     server = AdminServer(url, token, timeout.seconds, trust_cert_path, answer_bytes_max=answer_mib_max * 1024 * 1024)
-    check_extra()
     from ackstate.analysis.admin_client import PulsarAdmin
 
     with PulsarAdmin(server, token_hosts=token_hosts or [], requests_per_second=requests_per_second) as admin:
         yield admin
-
-
-def check_extra() -> None:
-    """Raise `AckStateError` unless the packages of the extra ``admin`` are installed that a client needs."""
-    try:
-        import pydantic  # noqa: F401
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
 
 
 def snapshot(
@@ -341,10 +332,6 @@ def exporter(
     the process runs, /ready once the topics of every cluster were listed.
     Prints one line when it is ready; exits cleanly on SIGTERM and SIGINT.
     """
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[admin]") from error
     if shown is not None:
         console.write(files("ackstate.analysis.pulsar").joinpath(shown.file).read_text("utf-8"))
         return
@@ -465,10 +452,6 @@ def record(
     Exit status: 0, 1 if no poll succeeded, or a namespace or tenant could not be
     listed in the end, 2 if the recording could not start or be written.
     """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[admin,spark]") from error
     from ackstate.analysis.pulsar.trace_directory import TraceDirectory, check_place
 
     check_place(trace)

@@ -13,7 +13,7 @@ import typer
 from ackstate.analysis.admin_client import AdminServer
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, path_argument
-from ackstate.analysis.cli.pulsar import TrustOption, check_extra
+from ackstate.analysis.cli.pulsar import TrustOption
 from ackstate.analysis.cli.store import checked_topic, opened_cluster
 from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.token_file import read_token
@@ -146,7 +146,6 @@ def _through_broker(
 def _checked(
     server: AdminServer, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor]
 ) -> list[ImportedCursor]:
-    check_extra()
     from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.import_through_broker import checked
 

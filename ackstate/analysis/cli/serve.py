@@ -55,12 +55,8 @@ def serve(
 
     A store on a disk is open in one process at a time: stop its broker first.
     """
-    try:
-        from ackstate.analysis.admin.resolve import BrokerPolicies
-        from ackstate.analysis.admin.server import ServerSettings, serve
-    except ImportError as error:
-        package = str(error.name).partition(".")[0]
-        raise AckStateError(f"{package} is missing: install ackstate[admin]") from error
+    from ackstate.analysis.admin.resolve import BrokerPolicies
+    from ackstate.analysis.admin.server import ServerSettings, serve
     from ackstate.pulsar_conf import read_properties
 
     token = _token(token_file)

@@ -84,10 +84,8 @@ def _opened(store: str, copy_bytes_max: int | None) -> Store:
 
 def opened_cluster(url: str) -> PulsarLayout:
     """Open the cursors of a Pulsar cluster to read."""
-    try:
-        from ackstate.stores.pulsar import open_cluster
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
+    from ackstate.stores.pulsar import open_cluster
+
     try:
         return open_cluster(url, only_reads=True)
     except ValueError as error:
@@ -119,8 +117,6 @@ def _in_cluster(store: str) -> Store:
         from ackstate.stores.bookkeeper import BookKeeperStore
 
         return BookKeeperStore(hosts, root=slash + root, only_reads=True, call_timeout_s=10)
-    except ImportError as error:
-        raise AckStateError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
     except ValueError as error:
         raise typer.BadParameter(f"{store}: {error}; expected {_BOOKKEEPER}HOST:PORT/ROOT") from error
 

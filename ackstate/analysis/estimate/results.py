@@ -170,6 +170,17 @@ class SweepResult:
         return self.recorded if self.is_inferred and self.recorded is not None else self.current
 
     @property
+    def reference(self) -> PolicyResult:
+        """The current policy, or the recording if no policy was tried: what the first screen is about."""
+        return self.current or self.policies[0]
+
+    @property
+    def shown(self) -> list[PolicyResult]:
+        """The recording, the current and the recommended policy, as far as they are known: they are drawn."""
+        found = [each for each in (self.recorded, self.current, self.recommended) if each is not None]
+        return [each for number, each in enumerate(found) if each not in found[:number]] or [self.policies[0]]
+
+    @property
     def recommended(self) -> PolicyResult | None:
         """The recommended policy; None if no policy is better than the current one."""
         return None if self.advice is None else self.advice.recommended

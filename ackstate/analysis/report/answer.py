@@ -43,7 +43,7 @@ _NAMESPACES_MAX = 3
 def answer(contents: Contents) -> str:
     """Return the first screen."""
     result = contents.result
-    cards = "".join(_card(contents, each) for each in contents.shown)
+    cards = "".join(_card(contents, each) for each in contents.result.shown)
     warnings = "".join(f'<p class="warning">{escape(each)}.</p>' for each in result.warnings)
     parts = [
         _part("who", "Most affected", _who(contents)), _part("why", "Why", _why(contents)),
@@ -88,7 +88,7 @@ def _policy_text(policy: Policy) -> str:
 
 
 def _who(contents: Contents) -> str:
-    reference = contents.reference
+    reference = contents.result.reference
     found = main_subscriptions(reference, count_max=_MAIN_MAX)
     count = sum(each.scope == "subscription" for each in reference.estimates)
     if not found:
@@ -100,7 +100,7 @@ def _who(contents: Contents) -> str:
 
 
 def _why(contents: Contents) -> str:
-    found = causes(contents.reference)
+    found = causes(contents.result.reference)
     return _shares(found) if found else ""
 
 
@@ -174,14 +174,14 @@ def _settings(contents: Contents, advice: Recommendation) -> str:
 
 def _namespaces(contents: Contents) -> list[str]:
     """Return the namespaces of the worst subscriptions."""
-    found = main_subscriptions(contents.reference, count_max=100)
+    found = main_subscriptions(contents.result.reference, count_max=100)
     names = [each.detail.partition("://")[2].rpartition("/")[0] for each in found]
     return [*dict.fromkeys(name for name in names if name.count("/") == 1)][:_NAMESPACES_MAX]
 
 
 def _pause(contents: Contents) -> str:
     """Return Pulsar's own remedy for acks beyond the range limit, which is not replayed."""
-    policy, total = contents.reference.policy, contents.reference.total
+    policy, total = contents.result.reference.policy, contents.result.reference.total
     is_cut = (total.cut_by_ranges or 0) > GAIN_MIN * (total.expected or 0)
     if policy is None or not runs_on_pulsar(policy) or not is_cut:
         return ""
@@ -205,7 +205,7 @@ def _native(advice: Recommendation) -> str:
 
 def _price(contents: Contents) -> str:
     result = contents.result
-    current, recommended = contents.reference, result.recommended
+    current, recommended = contents.result.reference, result.recommended
     shown = [current] if recommended is None else [current, recommended]
     head = "".join(f'<th scope="col">{escape(role_text(result, each))}</th>' for each in shown)
     columns = zip(*(each.total.prices for each in shown), strict=True)

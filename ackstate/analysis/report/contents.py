@@ -56,16 +56,6 @@ class Contents:
     crashes: CrashTimes  # When processes died
     provenance: tuple[tuple[str, str], ...]  # The sources and programs of the report: pairs of name and text
 
-    @property
-    def shown(self) -> list[PolicyResult]:
-        """The policies that are drawn."""
-        return shown_policies(self.result)
-
-    @property
-    def reference(self) -> PolicyResult:
-        """The policy that the first screen is about."""
-        return reference_of(self.result)
-
 
 class Share(NamedTuple):
     """A part of the redelivery of a broker crash."""
@@ -76,17 +66,6 @@ class Share(NamedTuple):
     share: float  # The share of all, from 0 to 1
 
 
-def reference_of(result: SweepResult) -> PolicyResult:
-    """Return the current policy, or the recording if no policy was tried."""
-    return result.current or result.policies[0]
-
-
-def shown_policies(result: SweepResult) -> list[PolicyResult]:
-    """Return the recording, the current and the recommended policy, as far as they are known."""
-    found = [each for each in (result.recorded, result.current, result.recommended) if each is not None]
-    return [each for number, each in enumerate(found) if each not in found[:number]] or [result.policies[0]]
-
-
 def role_text(result: SweepResult, policy: PolicyResult) -> str:
     """Return the role of a policy, or else its label."""
     return result.role_of(policy) or policy.label
@@ -94,7 +73,7 @@ def role_text(result: SweepResult, policy: PolicyResult) -> str:
 
 def worst_subscriptions(result: SweepResult) -> list[tuple[str, str]]:
     """Return (topic, subscription) of those with most redelivery under the reference policy, the worst first."""
-    return [(each.topic, each.subscription) for each in _worst(reference_of(result))[:CURVE_COUNT_MAX]]
+    return [(each.topic, each.subscription) for each in _worst(result.reference)[:CURVE_COUNT_MAX]]
 
 
 def _worst(result: PolicyResult) -> list[Estimate]:
@@ -262,8 +241,8 @@ def make_contents(
 
     Complexity: reading the files of the trace for their hash.
     """
-    shown = [result.policies.index(each) for each in shown_policies(result)]
-    drawn = result.policies.index(reference_of(result))
+    shown = [result.policies.index(each) for each in result.shown]
+    drawn = result.policies.index(result.reference)
     lines = curves_of_rows(rows, span, shown, subscriptions=worst_subscriptions(result), drawn=drawn)
     days = (("days", f"{len(span.days):,}"),) if span.days else ()
     programs = (("ackstate", version("ackstate")), ("Python", platform.python_version()))

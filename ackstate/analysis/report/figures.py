@@ -106,15 +106,15 @@ def _teeth(curve: Curve) -> int:
 def total_figure(contents: Contents) -> str:
     """Draw all subscriptions at once, under the policies that are shown."""
     totals = [curve for curve in contents.curves if curve.is_total]
-    roles = [role_text(contents.result, each) for each in contents.shown]
-    wholes = [each.total for each in contents.shown]
+    roles = [role_text(contents.result, each) for each in contents.result.shown]
+    wholes = [each.total for each in contents.result.shown]
     named = zip(totals, roles, wholes, strict=True)
     layers = [_drawn(curve, role, ROLE_COLOURS.get(role, 0), whole) for curve, role, whole in named]
     chart = _over_time(contents, totals, layers, MESSAGES, height_px=240)
     told = [_death_text(contents), *_band_texts(totals)]
     whole = [
         f"{role}: p50 {number_text(each.total, 'p50')}, p99 {number_text(each.total, 'p99')}"
-        for role, each in zip(roles, contents.shown, strict=True)
+        for role, each in zip(roles, contents.result.shown, strict=True)
         if each.total.p50 is not None and each.total.p99 is not None
     ]
     told.append(f"Over the whole trace: {'; '.join(whole)}." if whole else "")
@@ -131,9 +131,11 @@ def worst_figures(contents: Contents) -> str:
         return ""
     most = number_axis(_OF_SUBSCRIPTION, [max(curve.value) for curve in found], tick_count=2)
     estimates = {
-        (each.topic, each.subscription): each for each in contents.reference.estimates if each.scope == "subscription"
+        (each.topic, each.subscription): each
+        for each in contents.result.reference.estimates
+        if each.scope == "subscription"
     }
-    role = role_text(contents.result, contents.reference)
+    role = role_text(contents.result, contents.result.reference)
     colour = ROLE_COLOURS.get(role, 0)
     panels = []
     for curve in found:

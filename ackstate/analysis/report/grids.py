@@ -45,8 +45,8 @@ def grids(contents: Contents) -> list[dict[str, Any]]:
 
 
 def _reference_first(contents: Contents) -> list[PolicyResult]:
-    reference = contents.reference
-    return [reference, *(each for each in contents.shown if each is not reference)]
+    reference = contents.result.reference
+    return [reference, *(each for each in contents.result.shown if each is not reference)]
 
 
 def _worst_first(result: PolicyResult, scope: str) -> list[Estimate]:

@@ -47,7 +47,7 @@ def render(contents: Contents) -> str:
 def _scope(contents: Contents) -> str:
     """Return the trace, its time and its size in a line."""
     begin_ms, end_ms = contents.curves[0].ts_ms[0], contents.curves[0].ts_ms[-1]
-    count = sum(each.scope == "subscription" for each in contents.reference.estimates)
+    count = sum(each.scope == "subscription" for each in contents.result.reference.estimates)
     size = f"{count:,} subscription{'' if count == 1 else 's'}"
     length = f"{(end_ms - begin_ms) / 1_000:,.0f} s" if end_ms - begin_ms >= 1_000 else f"{end_ms - begin_ms} ms"
     name = escape(Path(contents.result.trace).name)
@@ -65,11 +65,11 @@ def _over_time(contents: Contents) -> Part | None:
 
 def _causes(contents: Contents) -> Part | None:
     """Return the causes of each policy; None if there is only one, which the first screen states."""
-    if all(len(causes(each)) < 2 for each in contents.shown):
+    if all(len(causes(each)) < 2 for each in contents.result.shown):
         return None
     rows = [
         (each.name, contents.result.role_of(result) or result.label, f"{each.number:,.1f}", f"{each.share:.1%}")
-        for result in contents.shown
+        for result in contents.result.shown
         for each in causes(result)
     ]
     curve = _caused(contents)

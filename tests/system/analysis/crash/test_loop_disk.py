@@ -219,7 +219,8 @@ def test_options_that_do_not_exist_are_a_reason_to_skip():
 def test_what_was_started_there_in_a_session_of_its_own_ends_too():
     with private_mounts():
         # No process waits for it, and no group has it.
-        command = ["sh", "-c", "setsid sh -c 'readlink /proc/self; sleep 600' &"]
+        program = 'import os, time; print(os.readlink("/proc/self"), flush=True); time.sleep(600)'
+        command = ["sh", "-c", f"setsid {sys.executable} -c '{program}' &"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
             pid = int(shell.stdout.readline())
         assert Path(f"/proc/{pid}").exists()

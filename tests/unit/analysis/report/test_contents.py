@@ -10,7 +10,6 @@ from ackstate.analysis.report.contents import (
     causes,
     headline,
     main_subscriptions,
-    reference_of,
     role_text,
     worst_subscriptions,
 )
@@ -31,7 +30,7 @@ from report_contents import (
 
 def test_headline_cards_and_charts_use_the_same_three_terms():
     told = contents()
-    assert [role_text(told.result, each) for each in told.shown] == [RECORDED, CURRENT, RECOMMENDED]
+    assert [role_text(told.result, each) for each in told.result.shown] == [RECORDED, CURRENT, RECOMMENDED]
     page = render(told)
     for role in (RECORDED, CURRENT, RECOMMENDED):
         assert f"<h2>{role}</h2>" in page
@@ -43,7 +42,7 @@ def test_headline_cards_and_charts_use_the_same_three_terms():
 
 def test_the_worst_subscriptions_have_their_share_of_the_whole():
     result = sweep_result()
-    first, second, *_ = main_subscriptions(reference_of(result), count_max=3)
+    first, second, *_ = main_subscriptions(result.reference, count_max=3)
     assert (first.name, round(first.number, 1)) == ("sub-0000", 1000.5)
     assert first.share == pytest.approx(2 * second.share)
     assert worst_subscriptions(result)[0] == (first.detail, first.name)
@@ -51,7 +50,7 @@ def test_the_worst_subscriptions_have_their_share_of_the_whole():
 
 
 def test_causes_that_never_apply_are_left_out():
-    found = causes(reference_of(sweep_result()))
+    found = causes(sweep_result().reference)
     assert [each.name for each in found] == ["not yet flushed", "young", "cut by the range limit"]
     assert sum(each.share for each in found) == pytest.approx(1)
     assert causes(sweep_result(duration_ms=0).policies[0]) == []
