@@ -20,8 +20,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
+from ackstate.analysis.crash.power_cuts import LoopDisk, private_mounts
+from ackstate.analysis.crash.runs import LayerSkippedError
 
 STATE_BYTES = 20_000
 

@@ -12,8 +12,7 @@ import typer.main
 
 from ackstate import SqliteStore
 from ackstate.analysis.cli import main
-from ackstate.analysis.demo.broker import DemoBroker, DemoSettings
-from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.demo.broker import BrokerDirectory, DemoBroker, DemoSettings
 from ackstate.analysis.trace.recording import Recording
 
 T0_MS = 1_700_000_000_000

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ackstate.analysis.spark.java import class_archive_option
+from ackstate.analysis.spark.session import class_archive_option
 
 # Virtual machines start here that do not live long.
 JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {class_archive_option()}"

@@ -8,8 +8,10 @@ module for each `--help`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import stat
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ackstate.analysis.token_file import read_token
 from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
 
@@ -26,6 +27,30 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     import httpx
+
+
+_LOG = logging.getLogger(__name__)
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_TOKEN_BYTES_MAX = 64 * 1024
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file, without the blanks around it; error messages never contain it.
+
+    A warning is logged if anyone but the file's owner may read or change it. A pipe, as a shell creates for
+    ``<(command)``, is read without a warning.
+    """
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS:
+            mode = stat.S_IMODE(found.st_mode)
+            _LOG.warning("%s: the mode of a token file must be 0600, got %04o: others can use the token", path, mode)
+        content = file.read(_TOKEN_BYTES_MAX + 1)
+    token = content.strip().decode("latin-1")
+    if len(content) > _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+        raise AckStateError(f"{path}: expected a token, which is one word of ASCII")
+    return token
+
 
 TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"  # noqa: S105 -- a class, no secret
 DEFAULT_ADMIN_URL = "http://localhost:8080"

@@ -12,7 +12,7 @@ import sys
 from ackstate.analysis.cli import crash as command
 from ackstate.analysis.cli.main import main
 from ackstate.analysis.crash import dying
-from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
+from ackstate.analysis.crash.runs import LayerSkippedError, scratch_directory
 from crash.bookkeeper import bookkeeper
 from crash.crash_states import crash_states
 from crash.damage import damage

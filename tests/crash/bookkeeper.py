@@ -26,9 +26,8 @@ from pathlib import Path
 from random import Random
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import LayerSkippedError, RunSize, scratch_directory, shorter_run
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
-from ackstate.analysis.crash.runs import ProcessRun
+from ackstate.analysis.crash.runs import LayerSkippedError, ProcessRun, RunSize, scratch_directory, shorter_run
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor

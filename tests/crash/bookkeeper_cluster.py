@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.runs import LayerSkippedError
 from crash.zookeeper_server import JavaServer, ZooKeeperServer
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")

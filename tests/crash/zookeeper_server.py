@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ackstate.analysis.crash import dying
-from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.runs import LayerSkippedError
 
 # A few of pyspark's jars; opening all of them takes two seconds.
 _JARS = (

@@ -17,7 +17,7 @@ from dataclasses import asdict, astuple, dataclass
 from enum import Enum
 from multiprocessing import get_context
 
-from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.runs import LayerSkippedError
 
 _UNDER_WAY = "under way"
 _DIRECTORY = re.compile(r"/(?:tmp|dev/shm)/[^\s:']*/")  # One that was made for a run, and is gone.

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ackstate.analysis.crash.kills import kills
-from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.power_cuts import power_cuts
+from ackstate.analysis.crash.runs import LayerSkippedError
 from crash.crash_states import crash_states
 from crash.damage import damage
 from crash.schedules import schedules

@@ -8,8 +8,8 @@ import pytest
 @pytest.fixture(scope="session")
 def power_can_be_cut():
     """Skip, with the reason, where there is no disk whose power can be cut."""
-    from ackstate.analysis.crash.layer import LayerSkippedError
-    from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
+    from ackstate.analysis.crash.power_cuts import LoopDisk, private_mounts
+    from ackstate.analysis.crash.runs import LayerSkippedError
 
     try:
         with private_mounts(), LoopDisk() as disk:

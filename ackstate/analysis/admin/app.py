@@ -1,10 +1,21 @@
-"""The server as an ASGI application: all its paths, on an open store."""
+"""The server as an ASGI application: all its paths, on an open store; run under uvicorn until a signal stops it.
+
+Every request is checked before it reaches a path: its token, its host and path, and its size.
+"""
 
 from __future__ import annotations
 
+import hmac
+import re
+import socket
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, final
 
+import uvicorn
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -14,18 +25,20 @@ from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from ackstate.analysis.admin.answers import LOG, REFUSAL_SCHEMA, add_refusals, refusals
-from ackstate.analysis.admin.guard import OPEN_PATHS, Guard, check_token
+from ackstate.analysis.admin.answers import LOG, REFUSAL_SCHEMA, add_refusals, log_to_stderr, refusal, refusals
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
 from ackstate.analysis.admin.live import LiveRoutes
 from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
 from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
 from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import Store, StoreError
+from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -244,3 +257,186 @@ class PolicyCollector(Collector):
         for level, count in counts.items():
             family.add_metric((level,), count)
         return family
+
+
+BODY_BYTES_MAX = 64 * 1024
+
+# They reveal nothing from the store.
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+_TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 8 * 1024
+_TOKEN = re.compile(rb"[\x21-\x7e]+")
+_LOCAL_HOSTS = frozenset({"", "127.0.0.1", "localhost"})
+_LENGTH_DIGITS_MAX = 20
+_TOO_LARGE = f"the body is larger than {BODY_BYTES_MAX} bytes"
+_CLOSE = {"Connection": "close"}
+
+
+def check_token(token: bytes) -> None:
+    """Check a token that clients must send."""
+    if not isinstance(token, bytes):
+        raise TypeError(f"the token must be bytes, got {type(token).__name__}")
+    if not _TOKEN_BYTES_MIN <= len(token) <= _TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"the token must be one word of {_TOKEN_BYTES_MIN} to {_TOKEN_BYTES_MAX} visible ASCII characters"
+        )
+
+
+@final
+class Guard:
+    """Refuses a wrong token, an encoded slash in the path, or too large a body; passes on all other requests."""
+
+    def __init__(self, app: ASGIApp, *, token: bytes | None) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        answer = self._unwelcome(scope, headers) or _unsuitable(scope, headers)
+        if answer is None:
+            await self._app(scope, _bounded(receive), send)
+        else:
+            await answer(scope, receive, send)
+
+    def _unwelcome(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        if self._token is None and not _is_loopback(scope.get("client")):
+            reason = "without a token, the server answers only connections from 127.0.0.1 or ::1"
+            return refusal(403, reason, headers=_CLOSE)
+        if self._token is None and not _is_local(headers.get(b"host", b"")):
+            return refusal(400, "Host must be 127.0.0.1 or localhost, because the server has no token")
+        if scope["path"] not in OPEN_PATHS and not self._is_authorized(headers):
+            reason = "the bearer token is missing or wrong"
+            return refusal(401, reason, headers={"WWW-Authenticate": "Bearer"})
+        return None
+
+    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
+
+
+def _unsuitable(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+    # Once decoded, it would be indistinguishable from a slash that separates names.
+    if b"%2f" in scope.get("raw_path", b"").lower():
+        return refusal(400, "a slash in a name (%2F) is not supported")
+    if scope["method"] == "POST" and _media_type(headers) != b"application/json":
+        # A page of another origin can make a browser send other types without a preflight, but not this one.
+        return refusal(415, "Content-Type must be application/json")
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
+        return refusal(413, _TOO_LARGE, headers=_CLOSE)
+    return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Return a `Receive` that refuses a body once it is too large: it may come without ``Content-Length``."""
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > BODY_BYTES_MAX:
+            raise HTTPException(413, _TOO_LARGE, headers=_CLOSE)
+        return message
+
+    return bounded
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    try:
+        address = ip_address(str(client[0]).partition("%")[0]) if client else None
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address is not None and (mapped or address).is_loopback
+
+
+def _is_local(host: bytes) -> bool:
+    name = re.sub(r":[0-9]*\Z", "", host.decode("latin-1"))
+    return name.lower() in _LOCAL_HOSTS
+
+
+def _media_type(headers: dict[bytes, bytes]) -> bytes:
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+LOCAL_HOST = "127.0.0.1"
+_CONNECTIONS_MAX = 100
+_GRACE_SECONDS = 5
+_IDLE_SECONDS = 5
+_HEAD_BYTES_MAX = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of the server."""
+
+    store: Path  # The directory of an SQLite store; created if it is missing
+    port: int = 0  # The port; 0 for any free port
+    host: str = LOCAL_HOST  # The address to listen on; without a token, only this machine's own
+    token: bytes | None = field(default=None, repr=False)  # The token of requests, None for none
+    broker: BrokerPolicies = field(default_factory=BrokerPolicies)  # Defaults if no policy is set
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            check_token(self.token)
+        elif self.host != LOCAL_HOST:
+            raise AckStateError(f"without a token the host must be {LOCAL_HOST}, got {self.host}: see --token-file")
+
+
+def serve(settings: ServerSettings, *, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress, within 5 s, and close the store."""
+    log_to_stderr()
+    # uvicorn sends a signal again once it has ended, before the store is closed: then it ends the block here.
+    with (
+        until_stopped(),
+        listening(settings.host, settings.port) as listener,
+        closing(SqliteStore(settings.store)) as store,
+    ):
+        LevelledPolicies(PolicyStore(store.metadata), settings.broker).log_not_kept()
+        app = create_app(store, broker=settings.broker, token=settings.token)
+        config = uvicorn.Config(
+            app, http="h11", loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+            timeout_keep_alive=_IDLE_SECONDS, limit_concurrency=_CONNECTIONS_MAX,
+            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        )  # fmt: skip
+        _Server(config, partial(announce, _line(settings, listener.getsockname()[1]))).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Announces itself once its own handlers of signals are set: one that came before would stop it half way."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 is any free one."""
+    if not host.strip():
+        raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+        # Connections inherit this option. Without it, a body waits 40 ms for the client to acknowledge the headers.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except OSError as error:
+        reason = error.strerror or error
+        raise AckStateError(f"cannot listen on {host} port {port}: {reason}") from error
+
+
+def _line(settings: ServerSettings, port: int) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    who = "no token: only this machine can connect" if settings.token is None else "bearer token required"
+    return f"ackstate admin on http://{host}:{port} ({who}); read http://{host}:{port}/openapi.json"

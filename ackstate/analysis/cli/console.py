@@ -1,4 +1,4 @@
-"""Writes answers to standard output, and progress and errors to standard error.
+"""Writes answers, such as tables, to standard output, and progress and errors to standard error.
 
 Names come from stores, traces and brokers, and may hold what controls a terminal. So all text is escaped here, where it
 is written, and nowhere before; only `write` takes text that is ready, such as JSON.
@@ -12,8 +12,9 @@ import os
 import sys
 import textwrap
 from io import StringIO
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -29,6 +30,10 @@ from rich.text import Text
 
 from ackstate.analysis.wording import printable
 from ackstate.errors import AckStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 _WIDTH_MAX = 10**15
 _PIPE_STATUS = 128 + 13  # as a shell says it of a program that SIGPIPE has ended
@@ -116,3 +121,37 @@ def os_error_text(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return f"{where}the disk is full"
     return f"{where}{error.strerror or error}"
+
+
+# Width of a subscription at a terminal; a longer name wraps.
+_NAME_WIDTH_MAX = 17
+
+
+def subscription_table(title: str, subscriptions: Sequence[str], *numbers: str) -> Table:
+    """Return a table whose first column is the subscription and the others numbers."""
+    # Without the outer frame all columns of the demo fit into 80 characters.
+    table = Table(title=title or None, title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    # Rich would break names before it breaks sentences.
+    width = max(cell_len(printable(name)) for name in ["subscription", *subscriptions])
+    width = min(width, _NAME_WIDTH_MAX) if Console().is_terminal else width
+    table.add_column("subscription", width=width, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
+    return table
+
+
+def new_table(*columns: str) -> Table:
+    """Return an empty table whose cells are never cut."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def numbers_table(first: str, others: Sequence[str]) -> Table:
+    """Return an empty table whose first column is text and the others numbers."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    return table

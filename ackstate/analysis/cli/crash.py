@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from ackstate.analysis.crash.layer import Layer
+    from ackstate.analysis.crash.runs import Layer
 
 PROGRAM = "ackstate crash"
 """Named where a failed run is to be repeated; `make crash` replaces it."""

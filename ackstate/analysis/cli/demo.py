@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.console import subscription_table
 from ackstate.analysis.cli.options import (
     LONGEST,
     NUMBER_MAX,
@@ -19,7 +20,6 @@ from ackstate.analysis.cli.options import (
     duration_option,
     path_argument,
 )
-from ackstate.analysis.cli.tables import subscription_table
 from ackstate.analysis.durations import Duration
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.analysis.demo.recovery import RecoveredCursor
+    from ackstate.analysis.demo.broker import RecoveredCursor
     from ackstate.analysis.demo.run import DemoRun
 
 
@@ -56,8 +56,7 @@ def demo(
     """
     from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import run as main_job
-    from ackstate.analysis.demo.broker import DemoSettings
-    from ackstate.analysis.demo.directory import DemoDirectory
+    from ackstate.analysis.demo.broker import DemoDirectory, DemoSettings
     from ackstate.analysis.demo.report import render, verdict
     from ackstate.analysis.spark.session import local_session, readable_failures
 
@@ -126,8 +125,7 @@ def broker(
     It prints "ready" when it has started. In a directory that a killed broker
     left, it recovers first and continues.
     """
-    from ackstate.analysis.demo.broker import READY, DemoBroker, DemoSettings, run
-    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.broker import READY, BrokerDirectory, DemoBroker, DemoSettings, run
     from ackstate.analysis.trace.recording import Recording
 
     settings = DemoSettings(seed, messages_per_second, flush_interval_ms=flush_interval.ms)
@@ -152,8 +150,8 @@ def recover(directory: BrokerDirectoryArgument, json: JsonOption = False) -> Non
     does; no ack is changed. Redeliveries are added to the recording, so that
     a second recovery reports no more of them.
     """
-    from ackstate.analysis.demo.directory import BrokerDirectory
-    from ackstate.analysis.demo.recovery import recover as recover_all
+    from ackstate.analysis.demo.broker import BrokerDirectory
+    from ackstate.analysis.demo.broker import recover as recover_all
     from ackstate.analysis.trace.recording import Recording
 
     place = BrokerDirectory(directory)

@@ -17,6 +17,7 @@ import typer
 
 from ackstate.analysis.atomic_write import atomic_write, write_atomically
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.console import numbers_table, subscription_table
 from ackstate.analysis.cli.options import (
     NUMBER_MAX,
     JsonOption,
@@ -25,7 +26,6 @@ from ackstate.analysis.cli.options import (
     key_value_pairs,
     location_argument,
 )
-from ackstate.analysis.cli.tables import numbers_table, subscription_table
 from ackstate.analysis.wording import size_text
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from ackstate.analysis.estimate.current_policy import CurrentPolicy
     from ackstate.analysis.estimate.engine import TraceSource
-    from ackstate.analysis.estimate.recommendation import Target
-    from ackstate.analysis.estimate.results import PolicyResult, SweepResult
+    from ackstate.analysis.estimate.results import PolicyResult, SweepResult, Target
     from ackstate.analysis.location import Location
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.trace.parquet import Span
@@ -248,8 +247,7 @@ def started(
         task = progress.add_task("computing every instant", total=chunk_count)
         yield LocalSource, partial(progress.advance, task)
         return
-    from ackstate.analysis.spark.cluster import is_local
-    from ackstate.analysis.spark.session import shown_stages
+    from ackstate.analysis.spark.session import is_local, shown_stages
     from ackstate.analysis.spark.source import SparkSource, one_task_source
 
     task = progress.add_task("starting Spark", total=None)
@@ -265,7 +263,7 @@ def started(
 
 def rate_text(number: float | None) -> str:
     """Return a rate; a dash if it is unknown."""
-    from ackstate.analysis.estimate.recommendation import short_number
+    from ackstate.analysis.estimate.results import short_number
 
     return "-" if number is None else short_number(number)
 
@@ -366,7 +364,7 @@ def sweep(
     output = Output.wanted(form, out, report)
     session = session_of(engine, master)
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
-    from ackstate.analysis.estimate.recommendation import Target
+    from ackstate.analysis.estimate.results import Target
     from ackstate.analysis.replay.grid import candidates, policies_of_texts, policy_of_text, read_grid
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import headline

@@ -16,6 +16,7 @@ import typer
 
 from ackstate.analysis.admin_client import topic_path
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.console import new_table
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
 from ackstate.analysis.cli.pulsar import TrustOption, opened_admin
 from ackstate.analysis.cli.store import (
@@ -26,7 +27,6 @@ from ackstate.analysis.cli.store import (
     remarks,
     unread_json,
 )
-from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError
 from ackstate.stores.pulsar import check_topic

@@ -26,8 +26,7 @@ from ackstate.analysis.cli.demo import broker, demo, recover
 from ackstate.analysis.cli.estimates import redelivery, sweep
 from ackstate.analysis.cli.explain import explain
 from ackstate.analysis.cli.options import CommandGroup, duration_option, path_argument, usage_error_text
-from ackstate.analysis.cli.pulsar import TrustOption, exporter, record, snapshot
-from ackstate.analysis.cli.pulsar_transfer import export, import_
+from ackstate.analysis.cli.pulsar import TrustOption, export, exporter, import_, record, snapshot
 from ackstate.analysis.cli.serve import serve
 from ackstate.analysis.cli.store import fsck, history, inspect
 from ackstate.analysis.durations import Duration
@@ -139,7 +138,7 @@ def spark_package(
     whole line.
     """
     from ackstate.analysis.atomic_write import write_atomically
-    from ackstate.analysis.spark.cluster import SCRIPT, write_package
+    from ackstate.analysis.spark.session import SCRIPT, write_package
 
     out.mkdir(parents=True, exist_ok=True)
     count = write_package(out / "ackstate.zip")
@@ -193,7 +192,7 @@ def run(commands: typer.Typer, words: Sequence[str], *, name: str) -> NoReturn:
         sys.stdout.reconfigure(errors="replace")
     # Py4J logs Ctrl-C with a traceback, which reaches the terminal unless a handler is installed.
     logging.basicConfig(handlers=[logging.NullHandler()])
-    logging.getLogger("ackstate.analysis.token_file").handlers[:] = [_WarningLines()]
+    logging.getLogger("ackstate.analysis.admin_client").handlers[:] = [_WarningLines()]
     sys.exit(_status(lambda: commands(list(words), standalone_mode=False, prog_name=name)))
 
 

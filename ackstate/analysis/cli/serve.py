@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ackstate.analysis.admin_client import read_token
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import path_argument
-from ackstate.analysis.token_file import read_token
 from ackstate.errors import AckStateError
 
 TOKEN_VARIABLE = "ACKSTATE_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
@@ -55,8 +55,8 @@ def serve(
 
     A store on a disk is open in one process at a time: stop its broker first.
     """
+    from ackstate.analysis.admin.app import ServerSettings, serve
     from ackstate.analysis.admin.resolve import BrokerPolicies
-    from ackstate.analysis.admin.server import ServerSettings, serve
     from ackstate.pulsar_conf import read_properties
 
     token = _token(token_file)
@@ -70,7 +70,7 @@ def serve(
 
 def _token(path: Path | None) -> bytes | None:
     """Return the token of a file, or else of the environment; None if there is neither."""
-    from ackstate.analysis.admin.guard import check_token
+    from ackstate.analysis.admin.app import check_token
 
     if path is not None:
         token = read_token(path).encode()

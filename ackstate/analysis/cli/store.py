@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ackstate.analysis.cli import console
+from ackstate.analysis.cli.console import new_table
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
-from ackstate.analysis.cli.tables import new_table
 from ackstate.analysis.wording import counted
 from ackstate.errors import AckStateError, CorruptStateError
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, final
 
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.runs import LayerSkippedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

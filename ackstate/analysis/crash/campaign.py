@@ -25,16 +25,15 @@ from xml.etree import ElementTree
 from rich.table import Table
 
 from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
-from ackstate.analysis.crash.runs import UNSEEN
+from ackstate.analysis.crash.runs import UNSEEN, LayerSkippedError
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.crash.layer import Layer
     from ackstate.analysis.crash.oracle import RunOutcome
+    from ackstate.analysis.crash.runs import Layer
 
 
 FAILURES_MAX = 20

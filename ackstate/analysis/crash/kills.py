@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
-from ackstate.analysis.crash.layer import ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.process import PATIENCE_S, subject_launch
-from ackstate.analysis.crash.runs import Crash, CrashTiming, Sigkill
+from ackstate.analysis.crash.runs import Crash, CrashTiming, ProcessLayer, RunSize, Sigkill, scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash.call_tracer import CallTracer
 from ackstate.analysis.crash.kills import CallKill
-from ackstate.analysis.crash.layer import ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.process import subject_launch
-from ackstate.analysis.crash.runs import Crash, CrashTiming
+from ackstate.analysis.crash.runs import Crash, CrashTiming, ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.crash.simulated_disk import CallKind, DiskCall, DiskHistory, parent
 from ackstate.analysis.wording import printable
 

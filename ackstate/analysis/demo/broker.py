@@ -2,34 +2,49 @@
 
 It uses the real library: messages in a durable log of several ledgers, acks through `Subscription` and `ManagedCursor`
 on a real store, dispatch through the gate, delayed messages through the topic's shared index. `Recording` has every
-accepted ack in the trace before the next one is sent.
+accepted ack in the trace before the next one is sent. A store and a recording, its directory, are owned by one process
+at a time. The recovery compares each cursor with its recording: sets, without counters.
 """
 
 from __future__ import annotations
 
+import fcntl
 import heapq
+import os
 import random
+import shutil
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+from urllib.parse import unquote
 
+from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.recorder import read_recording, segments
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch.subscription import Subscription
+from ackstate.errors import AckStateError
 from ackstate.limits import DispatchGate, GateLimits
 from ackstate.message import NO_DELAY, Message
+from ackstate.stores.sqlite import SqliteStore
 from ackstate.topic.log import MessageLog
+from ackstate.topic_name import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
+    from ackstate.analysis.trace.recorder import Frame
     from ackstate.analysis.trace.recording import Recording
+    from ackstate.cursor.results import RecoveryReport
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
     from ackstate.stores.base import Store
+
 
 TOPIC = "persistent://public/default/orders"
 READY = "ready"
@@ -225,3 +240,198 @@ def run(broker: DemoBroker, *, now_ms: Callable[[], int], until_ms: int) -> None
         broker.step(now_ms=present)
         time.sleep(0.001)
     broker.close(now_ms=now_ms())
+
+
+class DirectoryInUseError(AckStateError):
+    """A directory has foreign contents, or is in use; it was not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDirectory:
+    """The directory of a broker: its store and its recording."""
+
+    path: Path  # The directory
+
+    @property
+    def store(self) -> Path:
+        """The store's directory."""
+        return self.path / "store"
+
+    @property
+    def recording(self) -> Path:
+        """The recording's directory."""
+        return self.path / "recording"
+
+    def check_closed(self) -> None:
+        """Check that no broker is running here."""
+        if self.store.exists():
+            SqliteStore(self.store).close()
+
+    def clear(self) -> None:
+        """Remove the leftovers of an earlier broker, after `check_closed`."""
+        self.check_closed()
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    @contextmanager
+    def begun(self) -> Iterator[tuple[SqliteStore, list[Frame]]]:
+        """Open the store of a dead broker, with its recording.
+
+        A recording that cannot be read is refused before the store is touched.
+        """
+        if not self.store.is_dir() or not any(self.store.iterdir()):
+            raise DirectoryInUseError(f"{self.path}: not a broker's directory, expected a store in {self.store}")
+        size = _size(self.recording)
+        frames = list(read_recording(self.recording))
+        store = SqliteStore(self.store)
+        try:
+            # A broker that was alive until now may have written meanwhile.
+            if _size(self.recording) != size:
+                frames = list(read_recording(self.recording))
+            yield store, frames
+        finally:
+            store.close()
+
+    @contextmanager
+    def begun_or_new(self) -> Iterator[SqliteStore]:
+        """Open the store of a new or a continuing broker; a new one has no recording."""
+        if segments(self.recording):
+            with self.begun() as (store, _):
+                yield store
+            return
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise DirectoryInUseError(f"{self.path}: not a directory")
+        if self.path.is_dir() and not self.store.exists():
+            for entry in sorted(self.path.iterdir()):
+                raise DirectoryInUseError(f"{self.path}: not a broker's directory, it contains {entry.name!r}")
+        store = SqliteStore(self.store)
+        try:
+            if store.metadata.children("/"):
+                raise DirectoryInUseError(f"{self.path}: there is a store without its recording")
+            yield store
+        finally:
+            store.close()
+
+
+def _size(recording: Path) -> int:
+    return sum(segment.stat().st_size for segment in segments(recording))
+
+
+MARKER = ".ackstate-demo"
+"""A file that tells a directory of a demo from one of somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoDirectory:
+    """The demo's results."""
+
+    path: Path  # The directory
+
+    @property
+    def broker(self) -> BrokerDirectory:
+        """The directory of the broker."""
+        return BrokerDirectory(self.path / "broker")
+
+    @property
+    def trace(self) -> Path:
+        """The Parquet trace."""
+        return self.path / "trace.parquet"
+
+    @property
+    def summary(self) -> Path:
+        """The outcome, for programs."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The outcome, for people."""
+        return self.path / "report.html"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock the directory, which must be empty, missing or that of an earlier demo, and mark it.
+
+        The kernel releases the lock when the process ends, in any way.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise DirectoryInUseError(f"{self.path}: not a directory") from None
+        # The directory itself is locked, because a lock file would stay behind, even in a foreign directory.
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DirectoryInUseError(f"{self.path}: another demo is running here") from None
+            marker = self.path / MARKER
+            if not marker.exists() and any(self.path.iterdir()):
+                raise DirectoryInUseError(f"{self.path}: not empty, and not the directory of a demo: choose another")
+            marker.touch()
+            self.broker.check_closed()
+            yield
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredCursor:
+    """One recovered cursor, compared with its recording."""
+
+    topic: str
+    subscription: str
+    report: RecoveryReport  # The recovery report
+    mark_delete: str
+    ranges: str  # Its individually deleted ranges, as Pulsar writes them
+    acked: int  # Acks that had been accepted
+    durable: int  # Entries that are acked in the recovered cursor
+    observed: int  # Accepted acks that it lacks: these messages are redelivered
+    lost: int  # Acks that it lacks although their persist had completed. Must be 0
+    invented: int  # Entries that are acked in it, but were never acked. Must be 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        plain = asdict(self)
+        plain["report"] |= {
+            "source": self.report.source.value,
+            "mark_delete": str(self.report.mark_delete),
+            "repair": self.report.repair.value,
+        }
+        return plain
+
+
+def recover(
+    store: Store, frames: Iterable[Frame], *, recording: Recording | None = None, now_ms: int
+) -> list[RecoveredCursor]:
+    """Recover every cursor of a store and compare each with its recording, to which the recovery may be added."""
+    recorded = histories(frames)
+    results = []
+    for topic, subscription in _cursors(store):
+        ledgers = MessageLog.open(store, topic=topic).ledgers
+        cursor = ManagedCursor.open(store, topic=topic, subscription=subscription, ledgers=ledgers, now_ms=now_ms)
+        history = recorded.get((topic, subscription), SubscriptionHistory())
+        durable = EntrySet.of((ledger_id, first, last + 1) for ledger_id, first, last in cursor.view.acked_runs())
+        results.append(
+            RecoveredCursor(
+                topic,
+                subscription,
+                cursor.recovery_report,
+                mark_delete=str(cursor.mark_delete_position),
+                ranges=str(cursor.deleted),
+                acked=len(history.accepted),
+                durable=len(durable),
+                observed=len(history.accepted - durable),
+                lost=len(history.promised - durable),
+                invented=len(durable - history.accepted),
+            )
+        )
+        if recording is not None:
+            recording.follow(cursor, topic=topic, subscription=subscription, now_ms=now_ms)
+        cursor.close(now_ms=now_ms)
+    return results
+
+
+def _cursors(store: Store) -> Iterator[tuple[str, str]]:
+    for topic in store.metadata.children(ROOT):
+        for subscription in store.metadata.children(f"{ROOT}/{topic}"):
+            yield unquote(topic), unquote(subscription)

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.crash import dying
-from ackstate.analysis.demo.broker import READY, SUBSCRIPTIONS, TOPIC
-from ackstate.analysis.demo.directory import DemoDirectory
+from ackstate.analysis.demo.broker import READY, SUBSCRIPTIONS, TOPIC, DemoDirectory
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.spark.source import SparkSource
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, float], None]
     """Called with the name of the current step and the completed share."""
-    from ackstate.analysis.demo.directory import BrokerDirectory
+    from ackstate.analysis.demo.broker import BrokerDirectory
 
 
 @dataclass(frozen=True, slots=True)

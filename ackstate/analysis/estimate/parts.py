@@ -1,22 +1,261 @@
-"""The rows passed between the steps of the estimates: parts of curves and of results, in Arrow."""
+"""Parts of curves and of results, the rows between the steps of the estimates; sums of curves, and thinned curves."""
 
 from __future__ import annotations
 
+import re
 from itertools import chain, groupby, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.estimate.slices import CRASHES, CURVE, RESULT, Slices, sum_slices
-from ackstate.analysis.replay.curves import CAUSES, SERIES, Costs, Histogram, quantile, weight_of
+from ackstate.analysis.replay.curves import CAUSES, SERIES, Costs, Histogram, combined, quantile, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from decimal import Decimal
 
     from ackstate.analysis.replay.acked import Int64s
+    from ackstate.analysis.replay.curves import Series, SeriesPoints
+
+
+_NAMESPACE = re.compile(r"(?:persistent|non-persistent)://([^/]+/[^/]+)/.")
+_NOTHING = np.empty(0, np.int64)
+RESULT, CURVE, CRASHES = -1, -2, -3
+"""The slice numbers of parts that are a result, a result's curve, or its crashes."""
+
+
+def namespace_of(topic: str) -> str:
+    """Return a topic's namespace, empty if its name has none.
+
+    >>> namespace_of("persistent://public/default/orders"), namespace_of("orders")
+    ('public/default', '')
+    """
+    found = _NAMESPACE.match(topic)
+    return found[1] if found else ""
+
+
+class Slices(NamedTuple):
+    """Time in slices of equal width, a power of two; the last slice contains the last millisecond."""
+
+    begin_ms: int  # When the first slice begins
+    end_ms: int  # Time of the last event
+    width_ms: int  # Width of a slice
+    slice_count: int  # Number of slices; 0 if none are needed
+
+    @classmethod
+    def of(cls, begin_ms: int, end_ms: int, count: int, *, width_ms_max: int = 2**62) -> Self:
+        """Cut time into slices."""
+        span_ms = end_ms - begin_ms + 1
+        width_ms = min(1 << max(span_ms // max(count, 1), 1).bit_length() - 1, width_ms_max)
+        return cls(begin_ms, end_ms, width_ms, -(-span_ms // width_ms) if count else 0)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the begin and end of a slice; the last one ends with the last event."""
+        begin_ms = self.begin_ms + number * self.width_ms
+        return begin_ms, min(begin_ms + self.width_ms, self.end_ms)
+
+
+class SliceChange(NamedTuple):
+    """How a curve changes within a slice."""
+
+    number: int  # Number of the slice
+    # The numbers at its start, as many as `delta` has rows; 0 if another `SliceChange` of the slice has them.
+    begin: Int64s
+    ts_ms: Int64s  # The times of the changes; rising
+    delta: Series  # The changes, a column for each time; one row for redelivery alone, or a row for each of `SERIES`
+
+
+@final
+class SliceWriter:
+    """Cuts one curve into slices."""
+
+    def __init__(self, slices: Slices, series_count: int) -> None:
+        self._slices = slices
+        self._values: Series = np.zeros((series_count, 1), np.int64)
+        self._number = -1  # the slice that was started last
+
+    def changes(self, points: SeriesPoints) -> Iterator[SliceChange]:
+        """Yield the changes of the next points."""
+        if not self._slices.slice_count or not len(points.ts_ms):
+            return
+        delta = np.diff(points.values, prepend=self._values, axis=1)
+        at = delta.any(axis=0)
+        ts_ms, delta = points.ts_ms[at], delta[:, at]
+        numbers = (ts_ms - self._slices.begin_ms) // self._slices.width_ms
+        bounds = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
+        for low, high in pairwise(bounds):
+            number = int(numbers[low])
+            yield from self._unchanged(number)
+            begin = self._values if number > self._number else np.zeros_like(self._values)
+            yield SliceChange(number, begin[:, 0], ts_ms[low:high], delta[:, low:high])
+            self._number = number
+            self._values = self._values + delta[:, low:high].sum(axis=1, keepdims=True)
+
+    def end(self) -> Iterator[SliceChange]:
+        """Yield the remaining slices, in which the last values hold."""
+        yield from self._unchanged(self._slices.slice_count)
+
+    def _unchanged(self, until_number: int) -> Iterator[SliceChange]:
+        """Yield the slices without changes."""
+        if self._values.any():
+            for number in range(self._number + 1, until_number):
+                yield SliceChange(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
+        self._number = max(self._number, until_number - 1)
+
+
+def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
+    """Add up curves of topics, namespaces and all, slice by slice."""
+    for (_, number), of_slice in groupby(parts, key=lambda part: (part.policy, part.slice)):
+        if number < 0:
+            for part in of_slice:
+                yield from _for_all_scopes(part)
+            continue
+        everything = _Sum()
+        for namespace, of_namespace in groupby(of_slice, key=lambda part: part.namespace):
+            in_namespace = _Sum()
+            for topic, of_topic in groupby(of_namespace, key=lambda part: part.topic):
+                in_topic, last = _Sum(), None
+                for part in of_topic:
+                    in_topic.add(SliceChange(number, part.begin, part.first, part.second.reshape(len(part.begin), -1)))
+                    last = part
+                assert last is not None
+                in_namespace.add(in_topic.total(number))
+                yield in_topic.result(last, ("topic", namespace, topic), slices.bounds(number))
+            everything.add(in_namespace.total(number))
+            yield in_namespace.result(last, ("namespace", namespace, ""), slices.bounds(number))
+        yield everything.result(last, ("total", "", ""), slices.bounds(number))
+        yield from everything.points(last)
+
+
+def _for_all_scopes(part: Part) -> Iterator[Part]:
+    yield part
+    if part.slice == CRASHES:
+        yield part._replace(scope="total", namespace="", topic="", subscription="", second=_NOTHING)
+    if part.sums is None:
+        return
+    costs = part._replace(sums=[0, None, *part.sums[2:]], first=_NOTHING, second=_NOTHING, subscription="")
+    yield costs._replace(scope="topic")
+    yield costs._replace(scope="namespace", topic="")
+    yield costs._replace(scope="total", topic="", namespace="")
+
+
+@final
+class _Sum:
+    """Changes of several curves in one slice."""
+
+    def __init__(self) -> None:
+        self._begin: Int64s | int = 0
+        self._changes: list[tuple[Int64s, Series]] = []
+
+    def add(self, change: SliceChange) -> None:
+        self._begin = self._begin + change.begin
+        self._changes.append((change.ts_ms, change.delta))
+
+    def total(self, number: int) -> SliceChange:
+        """Return the changes merged, with at most one per millisecond."""
+        if len(self._changes) > 1:
+            times, at = np.unique(np.concatenate([ts_ms for ts_ms, _ in self._changes]), return_inverse=True)
+            deltas = np.concatenate([delta for _, delta in self._changes], axis=1)
+            sums = np.zeros((len(deltas), len(times)), np.int64)
+            for row, delta in zip(sums, deltas, strict=True):
+                np.add.at(row, at, delta)
+            self._changes = [(times, sums)]
+        return SliceChange(number, np.asarray(self._begin), *self._changes[0])
+
+    def result(self, of: Part | None, names: tuple[str, str, str], bounds: tuple[int, int]) -> Part:
+        """Return the duration of each value, and the peak."""
+        assert of is not None
+        _, begin, ts_ms, delta = self.total(of.slice)
+        times = np.concatenate(([bounds[0]], ts_ms))
+        values = begin[0] + np.concatenate(([0], np.cumsum(delta[0])))
+        # A slice's first value has no duration if it changes in the first millisecond.
+        held = np.append(times[1:] != times[:-1], True)
+        times, values = times[held], values[held]
+        durations = np.diff(np.append(times, max(bounds[1], int(times[-1]))))
+        at = int(np.argmax(values))
+        first, second = combined(values, durations)
+        scope, namespace, topic = names
+        sums = [int(values[at]), int(times[at]), *[0] * (len(CAUSES) + 5)]
+        return of._replace(
+            slice=RESULT, scope=scope, namespace=namespace, topic=topic, subscription="", begin=_NOTHING,
+            first=first, second=second, sums=sums,
+        )  # fmt: skip
+
+    def points(self, of: Part | None) -> Iterator[Part]:
+        """Yield the first peak and the last change of the total curve, if it has causes and any change."""
+        assert of is not None
+        _, begin, ts_ms, delta = self.total(of.slice)
+        # Changes of several subscriptions may cancel out.
+        changed = delta.any(axis=0)
+        if len(begin) == 1 or not changed.any():
+            return
+        times, level = ts_ms[changed], begin[:, np.newaxis] + delta[:, changed].cumsum(axis=1)
+        at = [int(np.argmax(level[0])), -1]
+        yield of._replace(
+            slice=CURVE, scope="total", namespace="", topic="", subscription="", begin=_NOTHING,
+            first=times[at], second=level[:, at].ravel(), sums=None,
+        )  # fmt: skip
+
+
+SLICES_MAX = 500
+"""A report plots at most two points in each of this many slices of time."""
+OWN_SLICES_MAX = 250
+"""Slices in the curve of a single subscription."""
+
+
+@final
+class ThinnedCurve:
+    """Thins a curve out as it grows, in slices whose width is a power of two.
+
+    The result depends on the curve and the width alone, not on how the curve was cut when it was added.
+    """
+
+    def __init__(self, begin_ms: int, end_ms: int, *, slices_max: int) -> None:
+        self._begin_ms = begin_ms
+        self._width_ms = 1
+        while (end_ms - begin_ms) // self._width_ms >= slices_max:
+            self._width_ms *= 2
+        # All points are thinned except the last, which a later point at the same time may replace.
+        self._ts_ms: Int64s = np.empty(0, np.int64)
+        self._values: Series | None = None
+
+    @property
+    def width_ms(self) -> int:
+        """The width of a slice: a power of two."""
+        return self._width_ms
+
+    def add(self, ts_ms: Int64s, values: Series) -> None:
+        """Add points at times that never fall; the last of one time counts, the first row of `values` has the peak."""
+        if not len(ts_ms):
+            return
+        known = len(self._ts_ms) - int(len(self._ts_ms) > 0 and self._ts_ms[-1] == ts_ms[0])
+        if self._values is not None:
+            ts_ms, values = np.concatenate((self._ts_ms, ts_ms)), np.concatenate((self._values, values), axis=1)
+        at = np.append(ts_ms[1:] != ts_ms[:-1], True)
+        changes = np.any(np.diff(values[:, at], prepend=0, axis=1) != 0, axis=0)
+        # Thinned points may repeat values, and are kept.
+        changes = changes | (np.arange(len(changes)) < known)
+        ts_ms, values = ts_ms[at][changes], values[:, at][:, changes]
+        if len(ts_ms):
+            kept = np.append(self._kept(ts_ms[:-1], values[:, :-1]), len(ts_ms) - 1)
+            self._ts_ms, self._values = ts_ms[kept], values[:, kept]
+
+    def points(self, series_count: int) -> tuple[Int64s, Series]:
+        """Return the points in order: times, and the values from then on; none if it never rose."""
+        if self._values is None:
+            return self._ts_ms, np.empty((series_count, 0), np.int64)
+        kept = self._kept(self._ts_ms, self._values)
+        return self._ts_ms[kept], self._values[:, kept]
+
+    def _kept(self, ts_ms: Int64s, values: Series) -> Int64s:
+        """Return the points that are the first peak or the end of their slice."""
+        slices = (ts_ms - self._begin_ms) // self._width_ms
+        begins = np.flatnonzero(np.diff(slices, prepend=-1))
+        ends = np.append(begins[1:], len(slices))[: len(begins)] - 1
+        return np.union1d(np.lexsort((-values[0], slices))[begins], ends)
+
 
 SCOPES = ("subscription", "topic", "namespace", "total")
 RESULT_KEY = ("policy", "scope", "namespace", "topic", "subscription")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from ackstate.analysis.estimate.recommendation import GAIN_MIN, short_number
+from ackstate.analysis.estimate.results import GAIN_MIN, short_number
 from ackstate.analysis.estimate.settings import (
     PAUSE_KEY,
     PULSAR_KEYS,
@@ -31,8 +31,7 @@ from ackstate.analysis.report.contents import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.estimate.recommendation import Recommendation
-    from ackstate.analysis.estimate.results import PolicyResult
+    from ackstate.analysis.estimate.results import PolicyResult, Recommendation
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents
 

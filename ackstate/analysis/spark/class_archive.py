@@ -17,8 +17,7 @@ from pyspark import SparkContext
 
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.spark.java import CLASS_ARCHIVE, SparkUnavailableError
-from ackstate.analysis.spark.session import local_session
+from ackstate.analysis.spark.session import CLASS_ARCHIVE, SparkUnavailableError, local_session
 from ackstate.analysis.spark.source import SparkSource, one_task_source
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 
-from ackstate.analysis.trace.chunks import ROWS_AT_ONCE, Events, bitmaps_of, check_ledgers, events_of, pieces
+from ackstate.analysis.trace.chunks import (
+    ROWS_AT_ONCE,
+    Events,
+    TraceClock,
+    bitmaps_of,
+    check_ledgers,
+    events_of,
+    pieces,
+)
 from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
-from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackstate.analysis.trace import ack_log
-from ackstate.analysis.trace.broker_recording import published_entries, recording_files
+from ackstate.analysis.trace.broker_recording import BrokerRows, published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
-from ackstate.analysis.trace.broker_rows import BrokerRows
 from ackstate.analysis.trace.check import (
     BadRows,
     BadRowsMax,
@@ -21,7 +20,7 @@ from ackstate.analysis.trace.check import (
     Wrong,
     count_wrong,
 )
-from ackstate.analysis.trace.chunks import ChunkWriter, Events
+from ackstate.analysis.trace.chunks import ChunkWriter, Events, TraceClock
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
 from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recorder import read_recording, segments
@@ -35,7 +34,6 @@ from ackstate.analysis.trace.rows import (
     table_of_lines,
     text_blocks,
 )
-from ackstate.analysis.trace.times import TraceClock
 from ackstate.analysis.wording import counted, dropped_line
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pyroaring import BitMap
 
 from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.location import StorePath
-from ackstate.analysis.trace.chunks import TRACE_SCHEMA, ChunkWriter, Events
+from ackstate.analysis.trace.chunks import RULE, TRACE_SCHEMA, WALL_CLOCK_MS, ChunkWriter, Events, TraceClock
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     DROPPED_KEY,
@@ -43,7 +43,6 @@ from ackstate.analysis.trace.events import (
     Event,
     TraceError,
 )
-from ackstate.analysis.trace.times import RULE, WALL_CLOCK_MS, TraceClock
 from ackstate.entry_bitmap import run_end
 from ackstate.errors import UnsupportedVersionError
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ackstate.analysis.trace.times import TraceClock
+    from ackstate.analysis.trace.chunks import TraceClock
 
 
 KINDS = {kind.name.lower(): kind.value for kind in EventKind}

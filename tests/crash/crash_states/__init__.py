@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from random import Random
 
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.layer import scratch_directory
+from ackstate.analysis.crash.runs import scratch_directory
 from crash.crash_states import sqlite
 from crash.crash_states.cursors import draw_workload
 from crash.crash_states.examination import outcome
@@ -30,7 +30,7 @@ _RUN_S_MAX = 600.0
 
 
 def crash_states(first_seed):
-    """Yield the runs of L1; see `ackstate.analysis.crash.layer.Layer`."""
+    """Yield the runs of L1; see `ackstate.analysis.crash.runs.Layer`."""
     return side_by_side(run, first_seed)
 
 

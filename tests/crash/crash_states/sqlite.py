@@ -19,8 +19,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ackstate.analysis.crash.layer import fast_parent
 from ackstate.analysis.crash.oracle import Broken, Promise
+from ackstate.analysis.crash.runs import fast_parent
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_database import DATABASE
 from crash.promises import PromiseBrokenError

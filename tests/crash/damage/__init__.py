@@ -24,8 +24,8 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
-from ackstate.analysis.crash.layer import scratch_directory
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
+from ackstate.analysis.crash.runs import scratch_directory
 from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.errors import CorruptStateError, InvalidPositionError, UnsupportedVersionError
 from ackstate.stores.base import StoreError

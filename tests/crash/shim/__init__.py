@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.analysis.crash import power_cuts
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.power_cuts import LoopDisk
+from ackstate.analysis.crash.runs import LayerSkippedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.dying import die_with
-from ackstate.analysis.crash.layer import LayerSkippedError, scratch_directory
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome, gravest, with_story
+from ackstate.analysis.crash.runs import LayerSkippedError, scratch_directory
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.position import Position
 from ackstate.stores.sqlite import SqliteStore

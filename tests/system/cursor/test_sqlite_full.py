@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk
+from ackstate.analysis.crash.power_cuts import LoopDisk
+from ackstate.analysis.crash.runs import LayerSkippedError
 from ackstate.errors import CorruptStateError
 from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.stores.sqlite import SqliteStore

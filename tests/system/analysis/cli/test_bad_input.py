@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.demo.directory import MARKER
-from ackstate.analysis.spark.java import SparkUnavailableError, start_java
+from ackstate.analysis.demo.broker import MARKER
+from ackstate.analysis.spark.session import SparkUnavailableError, start_java
 from command_line import ENTRY, assert_one_line, run, run_apart, run_each_apart, tree
 from trace_files import read_rows, write_rows
 

@@ -18,7 +18,7 @@ import pytest
 
 from ackstate.analysis import cli
 from ackstate.analysis.cli import console, demo
-from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.demo.broker import BrokerDirectory
 from command_line import ENTRY, killed_broker, run, run_apart, tree
 from demo_runs import demo_run, killed_inside_persist, outcome
 
@@ -237,7 +237,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from ackstate.analysis.demo.broker import DemoSettings
-from ackstate.analysis.demo.directory import BrokerDirectory
+from ackstate.analysis.demo.broker import BrokerDirectory
 from ackstate.analysis.demo.run import run_and_kill
 
 told = []

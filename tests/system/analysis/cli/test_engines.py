@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
-from ackstate.analysis.estimate import subscription_parts
+from ackstate.analysis.estimate import estimates as estimation
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
@@ -64,13 +64,13 @@ def test_a_report_costs_no_second_replay(trace, tmp_path, monkeypatch, capsys, w
     def replays(*more):
         begun = []
         with monkeypatch.context() as patch:
-            real = subscription_parts.SubscriptionReplay
+            real = estimation.SubscriptionReplay
 
             def counted(policies, log, **options):
                 begun.append(len(policies))
                 return real(policies, log, **options)
 
-            patch.setattr(subscription_parts, "SubscriptionReplay", counted)
+            patch.setattr(estimation, "SubscriptionReplay", counted)
             assert run(capsys, words[0], trace, *words[1:], "--engine", "local", *more).status == 0
         return sorted(begun)
 

@@ -21,8 +21,8 @@ from ackstate.analysis.crash import call_tracer
 from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.kills import call_kills
-from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import Promise
+from ackstate.analysis.crash.runs import LayerSkippedError
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from command_line import run
 

@@ -27,9 +27,8 @@ from ackstate.analysis.crash.campaign import (
     write_totals,
 )
 from ackstate.analysis.crash.conversation import SubjectError
-from ackstate.analysis.crash.layer import LayerSkippedError
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise, RunOutcome
-from ackstate.analysis.crash.runs import UNSEEN
+from ackstate.analysis.crash.runs import UNSEEN, LayerSkippedError
 from command_line import assert_one_line, run
 
 LOST = BrokenPromise(Promise.I2, "1:7 was lost", ("ack 1:7", "persist", "kill"))

@@ -18,10 +18,9 @@ from ackstate.analysis.crash import runs as process_runs
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.conversation import Accepted, ReportRequest, SubjectError
 from ackstate.analysis.crash.kills import kills
-from ackstate.analysis.crash.layer import RunSize
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.process import SubjectProcess
-from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, Sigkill
+from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, RunSize, Sigkill
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subjects.naive import NaiveSubject
 from ackstate.analysis.crash.subjects.ours import Ours, OursLimited

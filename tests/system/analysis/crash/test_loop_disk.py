@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash import loop_disk
-from ackstate.analysis.crash.layer import LayerSkippedError
-from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
+from ackstate.analysis.crash import power_cuts as loop_disk
+from ackstate.analysis.crash.power_cuts import LoopDisk, private_mounts
+from ackstate.analysis.crash.runs import LayerSkippedError
 from waiting import wait_until
 
 HOSTILE = "noauto_da_alloc,data=writeback"
@@ -146,8 +146,8 @@ def test_nothing_is_left_after_an_error():
 ENDLESS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from ackstate.analysis.crash.loop_disk import LoopDisk
-from ackstate.analysis.crash.loop_disk import private_mounts
+from ackstate.analysis.crash.power_cuts import LoopDisk
+from ackstate.analysis.crash.power_cuts import private_mounts
 with private_mounts(), LoopDisk() as disk:
     print(disk.directory, flush=True)
     sys.stdin.read()

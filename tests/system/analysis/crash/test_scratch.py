@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ackstate.analysis.crash.layer import scratch_directory
+from ackstate.analysis.crash.runs import scratch_directory
 
 
 def ended_pid():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash.layer import LayerSkippedError
+from ackstate.analysis.crash.runs import LayerSkippedError
 from crash import PATHS
 from crash import shim as fault_shim
 from crash.shim import compiled, environment

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import CursorFencedError, ManagedCursor, MemoryStore
-from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings
-from ackstate.analysis.demo.recovery import recover
+from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings, recover
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.recorder import read_recording
 from ackstate.analysis.trace.recording import Recording

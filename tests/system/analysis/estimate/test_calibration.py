@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ackstate import LedgerMap, ManagedCursor, MemoryStore, Position, SqliteStore
-from ackstate.analysis.crash.loop_disk import LoopDisk, private_mounts
+from ackstate.analysis.crash.power_cuts import LoopDisk, private_mounts
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.cursor_replay import StoreWithoutLedgers
 from ackstate.analysis.replay.policy import Policy

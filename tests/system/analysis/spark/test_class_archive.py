@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.spark import java as of_java
 from ackstate.analysis.spark import session as of_spark
-from ackstate.analysis.spark.java import CLASS_ARCHIVE
+from ackstate.analysis.spark.session import CLASS_ARCHIVE
 
 
 def test_spark_is_told_of_an_archive_if_there_is_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(of_java, "CLASS_ARCHIVE", tmp_path / "a b.jsa")
+    monkeypatch.setattr(of_spark, "CLASS_ARCHIVE", tmp_path / "a b.jsa")
     names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
     assert not any("Archive" in of_spark._settings("local[2]")[name] for name in names)
     (tmp_path / "a b.jsa").write_bytes(b"")

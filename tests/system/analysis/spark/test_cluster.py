@@ -19,8 +19,8 @@ import pytest
 
 from ackstate.analysis.cli import main
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.spark import cluster
-from ackstate.analysis.spark.cluster import SCRIPT, write_package
+from ackstate.analysis.spark import session as cluster
+from ackstate.analysis.spark.session import SCRIPT, write_package
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame

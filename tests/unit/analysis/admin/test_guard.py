@@ -9,9 +9,7 @@ import httpx
 import pytest
 
 from ackstate import AckStateError, MemoryStore
-from ackstate.analysis.admin.app import create_app
-from ackstate.analysis.admin.guard import BODY_BYTES_MAX
-from ackstate.analysis.admin.server import ServerSettings
+from ackstate.analysis.admin.app import BODY_BYTES_MAX, ServerSettings, create_app
 
 PATH = "/admin/v2/namespaces/public/default/delayedDelivery"
 SCOPE = {"type": "http", "path": PATH, "raw_path": PATH.encode(), "client": ("127.0.0.1", 4444)}

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackstate import SqliteStore
-from ackstate.analysis.demo.directory import MARKER
+from ackstate.analysis.demo.broker import MARKER
 from ackstate.analysis.trace.chunks import TRACE_SCHEMA
 from ackstate.analysis.trace.events import FILES_KEY, ONLY, VERSION_KEY
 from ackstate.analysis.trace.parquet import write_trace

@@ -15,10 +15,9 @@ import threading
 import pytest
 import trustme
 
-from ackstate.analysis.admin_client import AdminError, AdminServer
+from ackstate.analysis.admin_client import AdminError, AdminServer, read_token
 from ackstate.analysis.pulsar import import_through_broker as through_broker
 from ackstate.analysis.pulsar.import_through_broker import connected
-from ackstate.analysis.token_file import read_token
 from ackstate.errors import AckStateError
 from command_line import ENTRY, assert_one_line, run, write_token
 from pulsar_admin import INTERNALS, PATH, serving

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.crash.layer import RunSize, shorter_run
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
+from ackstate.analysis.crash.runs import RunSize, shorter_run
 from crash.shrink import shortest
 
 STEPS = tuple(range(40))

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.parts import ESTIMATE, Part, batches_of, put_together
+from ackstate.analysis.estimate.parts import ESTIMATE, Part, ThinnedCurve, batches_of, put_together
 from ackstate.analysis.estimate.results import SweepResult
-from ackstate.analysis.estimate.slices import ThinnedCurve
 from ackstate.analysis.replay.curves import Histogram, weight_of
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
+from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
-from ackstate.analysis.trace.times import WALL_CLOCK_MS
 from montecarlo import replayed
 from trace_files import crashes_of, subscriptions_of
 

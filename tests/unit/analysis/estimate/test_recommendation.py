@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
-from ackstate.analysis.estimate.recommendation import Target
-from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult
+from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult, Target
 from ackstate.analysis.estimate.settings import (
     admin_commands,
     broker_settings_of,

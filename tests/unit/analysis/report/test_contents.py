@@ -14,8 +14,7 @@ from ackstate.analysis.report.contents import (
     worst_subscriptions,
 )
 from ackstate.analysis.report.figures import is_resolved, is_sawtooth, slices_of
-from ackstate.analysis.report.grids import DATA_BYTES_MAX, grids
-from ackstate.analysis.report.page import render
+from ackstate.analysis.report.page import DATA_BYTES_MAX, grids, render
 from report_contents import (
     BEGIN_MS,
     BETTER,

@@ -11,10 +11,10 @@ import pytest
 from ackstate.analysis import cli
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import Wrong, check_events, trace_hash
+from ackstate.analysis.trace.chunks import TraceClock
 from ackstate.analysis.trace.events import SEVERAL, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import write_manifest, write_trace
 from ackstate.analysis.trace.recorder import Frame
-from ackstate.analysis.trace.times import TraceClock
 from command_line import assert_one_line, run
 from trace_files import read_rows, write_rows
 

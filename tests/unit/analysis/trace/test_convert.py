@@ -15,11 +15,11 @@ import pytest
 from ackstate.analysis.trace import convert as conversion
 from ackstate.analysis.trace import rows as rows_module
 from ackstate.analysis.trace.check import BadRowsMax, Wrong, check_events
+from ackstate.analysis.trace.chunks import OWN_CLOCK_MS, WALL_CLOCK_MS
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace
 from ackstate.analysis.trace.recorder import Recorder
-from ackstate.analysis.trace.times import OWN_CLOCK_MS, WALL_CLOCK_MS
 from trace_files import lines_of, read_back, write
 
 ANY = BadRowsMax.parse("100%")
