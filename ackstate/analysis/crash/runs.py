@@ -185,7 +185,7 @@ class ProcessRuns:
             with self._blamed() as process:
                 process.send(Recover(self._directory, self._log))
                 _, report = process.wait_for(Report, patience_s=self._settings.patience_s)
-                self._judge(report, f"it is open, and holds {self._life.state(report).acked}")
+                self._judge(report, f"recovered: acked {self._life.state(report).acked}")
             if not self.broken:
                 before = str(self._crash)
                 self._crash.next_state()
@@ -265,7 +265,7 @@ class ProcessRuns:
         self._is_open = True
         self._counts["recoveries"] += 1
         acked = self._life.state(report).acked
-        holds = f"it is open, and holds {acked}"
+        holds = f"recovered: acked {acked}"
         self._judge(report, holds)
         self._life, self._story, self._has_receipts = ProcessRun(self._log, acked), [holds], False
         if report.redelivery_if_crashed is not None:
@@ -389,7 +389,7 @@ def _step_line(step: Operation | Answer | str) -> str:  # noqa: PLR0911 - one fo
             return f"durable: {' '.join(map(str, numbers))}"
         case Report(acked, gauge):
             said = "" if gauge is None else f"; a crash would bring back {gauge}"
-            return f"it holds {listed(sorted(acked))}{said}"
+            return f"reported: acked {listed(sorted(acked))}{said}"
     raise AssertionError(step)
 
 

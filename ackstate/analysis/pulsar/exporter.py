@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector as MetricsCollector
 
-from ackstate.analysis.estimate.parts import namespace_of
+from ackstate.analysis.estimate.estimates import namespace_of
 from ackstate.analysis.pulsar.judgement import Judgement, Kind, judge_topic
 from ackstate.analysis.pulsar.sources import request_all
 from ackstate.analysis.stop_signals import until_stopped

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ackstate.analysis.crash.simulated_disk import CallKind, DiskCall, DiskHistory
+from ackstate.analysis.crash.traced_disk import CallKind, DiskCall, DiskHistory
 
 
 class RecordedFile:

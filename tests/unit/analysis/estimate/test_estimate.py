@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.engine import LocalSource
-from ackstate.analysis.estimate.estimates import estimates
-from ackstate.analysis.estimate.parts import ESTIMATE, Part, ThinnedCurve, batches_of, put_together
+from ackstate.analysis.estimate.estimates import ESTIMATE, Part, ThinnedCurve, batches_of, estimates, put_together
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.curves import Histogram, weight_of
 from ackstate.analysis.replay.policy import Policy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
-from ackstate.analysis.report.answer import answer
 from ackstate.analysis.report.contents import (
     causes,
     headline,
@@ -14,7 +13,7 @@ from ackstate.analysis.report.contents import (
     worst_subscriptions,
 )
 from ackstate.analysis.report.figures import is_resolved, is_sawtooth, slices_of
-from ackstate.analysis.report.page import DATA_BYTES_MAX, grids, render
+from ackstate.analysis.report.page import DATA_BYTES_MAX, answer, grids, render
 from report_contents import (
     BEGIN_MS,
     BETTER,
