@@ -9,7 +9,7 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from ackstate import MemoryStore
-from ackstate.analysis.admin.app import PolicyCollector, RequestCounter
+from ackstate.analysis.admin.app import ServerMetrics
 from ackstate.analysis.cli.main import app
 from ackstate.limits import PolicyStore
 from ackstate.metrics import BacklogCollector, CursorCollector, PublishCollector
@@ -168,20 +168,14 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """Return the page of the metrics of each collector."""
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        """Answer nothing: only the descriptions are read."""
-
     registry = CollectorRegistry()
-    requests = RequestCounter(application, registry=registry)
+    ServerMetrics(registry, PolicyStore(MemoryStore().metadata))
     publishes = PublishCollector(PublishCounters(cluster="here"))
-    policies = PolicyCollector(PolicyStore(MemoryStore().metadata))
-    described: dict[Any, list[Any]] = {
-        each: list(each.describe()) for each in (CursorCollector(), BacklogCollector(), publishes, policies)
+    described: dict[type, list[Any]] = {
+        type(each): list(each.describe()) for each in (CursorCollector(), BacklogCollector(), publishes)
     }
     page = _METRICS
-    for collector, metrics in {**described, requests: list(registry.collect())}.items():
-        kind = type(collector)
+    for kind, metrics in {**described, ServerMetrics: list(registry.collect())}.items():
         page += f"\n## {kind.__name__}\n\n`{kind.__module__}`\n\n| metric | type | description |\n| --- | --- | --- |\n"
         for each in metrics:
             name = f"{each.name}_total" if each.type == "counter" else each.name

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, final
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.openapi.utils import get_openapi
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -37,10 +35,11 @@ from ackstate.stores.base import Store, StoreError
 from ackstate.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
-    from prometheus_client.core import Metric
+    from starlette.middleware.base import RequestResponseEndpoint
+    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ackstate.aio import AsyncTopics
@@ -86,7 +85,7 @@ def create_app(
         check_token(token)
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
-    own.register(PolicyCollector(policies))
+    metrics = ServerMetrics(own, policies)
     # FastAPI's pages would load scripts from the internet; redirects would repeat any Host that the client sent.
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     add_refusals(app)
@@ -97,7 +96,7 @@ def create_app(
     document = _openapi(app, has_token=token is not None)
     app.openapi = lambda: document  # type: ignore[method-assign]
     app.add_middleware(Guard, token=token)
-    app.add_middleware(RequestCounter, registry=own)
+    app.middleware("http")(metrics.count)
     return app
 
 
@@ -192,71 +191,32 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 
 
 @final
-class RequestCounter:
-    """Counts each answer in ``ackstate_admin_requests_total`` by method, route and status.
+class ServerMetrics:
+    """Counts answers, and exports the number of namespaces and of topics with policies of their own.
 
-    The label values are bounded: paths that no route matches, and other methods, count as ``none``.
+    The labels are bounded: paths that no route matches, and other methods, count as ``none``. A scrape reads the store:
+    O(namespaces and topics with policies).
     """
 
-    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
-        self._app = app
-        self._requests = Counter(
-            "ackstate_admin_requests_total",
-            "Requests answered.",
-            labelnames=("method", "route", "status"),
-            registry=registry,
-        )
+    def __init__(self, registry: CollectorRegistry, policies: PolicyStore) -> None:
+        labels = ("method", "route", "status")
+        self._requests = Counter("ackstate_admin_requests_total", "Requests answered.", labels, registry=registry)
+        text = "Namespaces and topics that have policies of their own."
+        owners = Gauge("ackstate_policies", text, ("level",), registry=registry)
+        owners.labels("namespace").set_function(lambda: len(policies.namespaces()))
+        owners.labels("topic").set_function(lambda: len(policies.topics()))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._count(scope, message["status"])
-            await send(message)
-
+    async def count(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        """Answer one request, and count it."""
+        status = 500  # of an exception, which an outer handler turns into an answer
         try:
-            await self._app(scope, receive, counted)
-        except Exception:
-            # An outer handler turns the exception into an answer.
-            self._count(scope, 500)
-            raise
-
-    def _count(self, scope: Scope, status: int) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else _UNMATCHED
-        route = getattr(scope.get("route"), "path", _UNMATCHED)
-        self._requests.labels(method, route, status).inc()
-
-
-@final
-class PolicyCollector(Collector):
-    """Exports ``ackstate_policies``, the number of namespaces and of topics with policies of their own.
-
-    Complexity: O(namespaces and topics with policies) for a scrape.
-    """
-
-    def __init__(self, policies: PolicyStore) -> None:
-        self._policies = policies
-
-    def collect(self) -> Iterable[Metric]:
-        """Count them; raises as `PolicyStore.namespaces`."""
-        yield self._family(namespace=len(self._policies.namespaces()), topic=len(self._policies.topics()))
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the metric without values and without reading the store."""
-        yield self._family()
-
-    @staticmethod
-    def _family(**counts: int) -> Metric:
-        family = GaugeMetricFamily(
-            "ackstate_policies", "Namespaces and topics that have policies of their own.", labels=("level",)
-        )
-        for level, count in counts.items():
-            family.add_metric((level,), count)
-        return family
+            response = await answer(request)
+            status = response.status_code
+        finally:
+            method = request.method if request.method in _METHODS else _UNMATCHED
+            route = getattr(request.scope.get("route"), "path", _UNMATCHED)
+            self._requests.labels(method, route, status).inc()
+        return response
 
 
 BODY_BYTES_MAX = 64 * 1024

@@ -1,6 +1,7 @@
 """A subject in a separate process, which can be stopped and killed at any moment.
 
-One in Python is served in a fork: requests come as lines on one descriptor, answers go out on another. A subject has a name: ``ours``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
+One in Python is served in a fork: requests come as lines on one descriptor, answers go out on another. A subject has a
+name: ``ours``, ``ours-limited``, ``naive``, or ``module:Class`` for a `CrashSubject` of your own.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ ends before any number of seconds from 2000 on, so that seconds, microseconds an
 from __future__ import annotations
 
 import struct
+from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self, final
@@ -32,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackstate.analysis.trace.events import (
+    CHUNK_EVENTS,
     DROPPED_KEY,
     EVENT_COLUMNS,
     FILES_KEY,
@@ -150,37 +152,17 @@ class Events(NamedTuple):
         return Events(*(column[chosen] for column in self))
 
 
+def joined(parts: Sequence[Events]) -> Events:
+    """Return the concatenated events."""
+    return Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
 def bitmaps_of(ledger_id: Int64s, first: Int64s, last: Int64s) -> Iterator[tuple[int, BitMap]]:
     """Yield each ledger with the entries that some runs name, which may be in any order and overlap."""
     order = np.argsort(first, kind="stable")
     for each in np.unique(ledger_id).tolist():
         of_ledger = order[ledger_id[order] == each]
         yield each, bitmap_of_runs(first[of_ledger], last[of_ledger])
-
-
-class ChunkRow(NamedTuple):
-    """A chunk to write."""
-
-    key: tuple[str, str]  # Its topic and subscription
-    chunk: int  # Its number in the subscription
-    first_seq: int  # The `seq` of its first event
-    events: Events  # At least one
-
-
-def table_of(rows: Sequence[ChunkRow]) -> pa.Table:
-    """Return chunks as rows of `TRACE_SCHEMA`."""
-    keys, chunks, first_seqs, events = zip(*rows, strict=True)
-    topics, subscriptions = zip(*keys, strict=True)
-    columns = {
-        "topic": topics, "subscription": subscriptions, "chunk": chunks, "first_seq": first_seqs,
-        "first_ts_ms": [int(each.ts_ms[0]) for each in events], "last_ts_ms": [int(each.ts_ms[-1]) for each in events],
-        "event_count": [len(each.kind) for each in events],
-    }  # fmt: skip
-    for name in EVENT_COLUMNS:
-        columns[name] = [pack(_written(each, name), has_steps=name in _IN_STEPS) for each in events]
-    arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
-    arrays.append(_ledgers_of(events))
-    return pa.Table.from_arrays(arrays, schema=TRACE_SCHEMA)
 
 
 def _written(events: Events, name: str) -> Int64s:
@@ -319,13 +301,34 @@ class ChunkWriter:
         self._sink = file.open("wb")
         self._writer = pq.ParquetWriter(self._sink, TRACE_SCHEMA.with_metadata(metadata), **WRITE_OPTIONS)
         self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
-        self._rows: list[ChunkRow] = []
+        self._rows: list[tuple[tuple[str, str], int, int, Events]] = []  # key, number of the chunk, its first `seq`
         self._waiting = 0
+        self._gathered: dict[tuple[str, str], list[Events]] = defaultdict(list)
+        self._gathered_count: Counter[tuple[str, str]] = Counter()
 
     @property
     def written(self) -> dict[tuple[str, str], tuple[int, int]]:
         """The number of chunks and of events of each (topic, subscription) so far, with those of earlier files."""
         return dict(self._begun)
+
+    def add(self, key: tuple[str, str], events: Events) -> None:
+        """Gather the next events of a (topic, subscription), and write whole chunks; `flush` writes the rest."""
+        gathered = self._gathered[key]
+        gathered.append(events)
+        self._gathered_count[key] += len(events.kind)
+        if self._gathered_count[key] >= CHUNK_EVENTS:
+            rest = joined(gathered)
+            while len(rest.kind) >= CHUNK_EVENTS:
+                self.write(key, rest.where(slice(0, CHUNK_EVENTS)))
+                rest = rest.where(slice(CHUNK_EVENTS, None))
+            self._gathered[key], self._gathered_count[key] = [rest], len(rest.kind)
+
+    def flush(self) -> None:
+        """Write the events that `add` has gathered."""
+        for key, gathered in self._gathered.items():
+            self.write(key, joined(gathered))
+        self._gathered.clear()
+        self._gathered_count.clear()
 
     def write(self, key: tuple[str, str], events: Events) -> None:
         """Write the next chunk of a (topic, subscription); no-op without events."""
@@ -334,7 +337,7 @@ class ChunkWriter:
             return
         chunk, first_seq = self._begun.get(key, (0, 0))
         self._begun[key] = chunk + 1, first_seq + count
-        self._rows.append(ChunkRow(key, chunk, first_seq, events))
+        self._rows.append((key, chunk, first_seq, events))
         self.events += count
         self._waiting += count
         if self._waiting >= _EVENTS_PER_ROW_GROUP or len(self._rows) >= _CHUNKS_PER_ROW_GROUP:
@@ -363,7 +366,18 @@ class ChunkWriter:
             self._sink.close()
 
     def _write_row_group(self) -> None:
-        self._writer.write_table(table_of(self._rows).replace_schema_metadata(self._writer.schema.metadata))
+        keys, chunks, first_seqs, events = zip(*self._rows, strict=True)
+        topics, subscriptions = zip(*keys, strict=True)
+        columns = {
+            "topic": topics, "subscription": subscriptions, "chunk": chunks, "first_seq": first_seqs,
+            "first_ts_ms": [int(each.ts_ms[0]) for each in events],
+            "last_ts_ms": [int(each.ts_ms[-1]) for each in events],
+            "event_count": [len(each.kind) for each in events],
+        }  # fmt: skip
+        for name in EVENT_COLUMNS:
+            columns[name] = [pack(_written(each, name), has_steps=name in _IN_STEPS) for each in events]
+        arrays = [pa.array(columns[name], TRACE_SCHEMA.field(name).type) for name in columns]
+        self._writer.write_table(pa.Table.from_arrays([*arrays, _ledgers_of(events)], schema=self._writer.schema))
         self._rows.clear()
         self._waiting = 0
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.chunks import ChunkWriter, Events
-from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
+from ackstate.analysis.trace.chunks import ChunkWriter, Events, joined
+from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.parquet import new_trace, write_manifest
 from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, UNACKED_MAX, Traffic, workload_named
 
@@ -252,11 +252,6 @@ def _wall_ms(at_ns: Int64s) -> Int64s:
     return np.asarray(_BEGIN_MS + at_ns // _NS_PER_MS, np.int64)
 
 
-def joined(parts: Sequence[Events]) -> Events:
-    """Return the concatenated events."""
-    return Events(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
 class GeneratedFile(NamedTuple):
     """The size of generated files."""
 
@@ -314,48 +309,18 @@ def _make(batches: Iterable[pa.RecordBatch], *, plan: TracePlan, written: NewFil
 
 def write_subscriptions(plan: TracePlan, subscriptions: Iterable[int], file: Location) -> GeneratedFile:
     """Write subscriptions into one Parquet file, and with the first one of a topic its PUBLISH events."""
-    numbers, events, published = list(subscriptions), 0, 0
+    numbers = list(subscriptions)
     if not numbers:
         return GeneratedFile(0, 0, 0, 0)
+    published = 0
     with ChunkWriter(file, written={}) as writer:
         for subscription in numbers:
             topic = plan.topic_of(subscription)
             name = f"persistent://public/default/topic-{topic:05}"
-            of_subscription = _Chunks(writer, (name, f"subscription-{subscription:05}"))
-            of_topic = _Chunks(writer, (name, ""))
-            for mine, publishes in plan.series_of(subscription).parts(plan.events_of(subscription)):
-                of_subscription.add(mine)
+            for events, publishes in plan.series_of(subscription).parts(plan.events_of(subscription)):
+                writer.add((name, f"subscription-{subscription:05}"), events)
                 if topic == subscription:
-                    of_topic.add(publishes)
-            events += of_subscription.end()
-            published += of_topic.end()
-    return GeneratedFile(events, published, 1, file.stat().st_size)
-
-
-@final
-class _Chunks:
-    """Cuts the events of a key into chunks of `CHUNK_EVENTS`."""
-
-    def __init__(self, writer: ChunkWriter, key: tuple[str, str]) -> None:
-        self._writer, self._key = writer, key
-        self._waiting: list[Events] = []
-        self._count = 0
-
-    def add(self, events: Events) -> None:
-        self._waiting.append(events)
-        self._count += len(events.kind)
-        if sum(len(each.kind) for each in self._waiting) >= CHUNK_EVENTS:
-            self._write(CHUNK_EVENTS)
-
-    def end(self) -> int:
-        """Write the rest, and return the number of all events."""
-        if self._waiting:
-            self._write(1)
-        return self._count
-
-    def _write(self, least: int) -> None:
-        waiting = joined(self._waiting)
-        while len(waiting.kind) >= least:
-            self._writer.write(self._key, waiting.where(slice(0, CHUNK_EVENTS)))
-            waiting = waiting.where(slice(CHUNK_EVENTS, None))
-        self._waiting = [waiting]
+                    writer.add((name, ""), publishes)
+                    published += len(publishes.kind)
+            writer.flush()
+    return GeneratedFile(writer.events - published, published, 1, file.stat().st_size)

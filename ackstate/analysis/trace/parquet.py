@@ -40,7 +40,6 @@ from ackstate.analysis.trace.events import (
     SEVERAL,
     TRACE_VERSION,
     VERSION_KEY,
-    Event,
     TraceError,
 )
 from ackstate.entry_bitmap import run_end
@@ -481,23 +480,14 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 def write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
     """Cut each subscription's events into chunks, in order."""
-    open_chunks: dict[tuple[str, str], list[Event]] = defaultdict(list)
     clock = TraceClock()
     for topic, subscription, events in frames:
-        key = (topic, subscription)
-        ts_ms = np.array([event.ts_ms for event in events], np.int64)
-        for at in np.flatnonzero(clock.judge(ts_ms))[:1].tolist():
-            raise TraceError(f"an event of {' of '.join(filter(None, reversed(key)))}: {clock.wrong(int(ts_ms[at]))}")
-        open_chunks[key] += events
-        while len(open_chunks[key]) >= CHUNK_EVENTS:
-            writer.write(key, _arrays(open_chunks[key][:CHUNK_EVENTS]))
-            del open_chunks[key][:CHUNK_EVENTS]
-    for key, rest in open_chunks.items():
-        writer.write(key, _arrays(rest))
-
-
-def _arrays(events: Sequence[Event]) -> Events:
-    return Events(*np.array(events, np.int64).reshape(len(events), len(Events._fields)).T)
+        arrays = Events(*np.array(events, np.int64).reshape(len(events), len(Events._fields)).T)
+        for ts_ms in arrays.ts_ms[clock.judge(arrays.ts_ms)][:1].tolist():
+            whose = " of ".join(filter(None, (subscription, topic)))
+            raise TraceError(f"an event of {whose}: {clock.wrong(ts_ms)}")
+        writer.add((topic, subscription), arrays)
+    writer.flush()
 
 
 DAY_SEQ = 2**44

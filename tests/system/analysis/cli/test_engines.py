@@ -115,7 +115,7 @@ def test_all_answer_the_same(spark, tmp_path_factory):
         topics = [TOPIC, f"{TOPIC}2", "persistent://a/c/t", "plain"]
         frames = [Frame(topics[number % 4], f"s{number // 2}", events) for number, (events, _) in enumerate(traces)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parquet, "CHUNK_EVENTS", chunk_events)
+            patch.setattr(trace_chunks, "CHUNK_EVENTS", chunk_events)
             patch.setattr(trace_chunks, "_CHUNKS_PER_ROW_GROUP", 2)
             parquet.write_trace([frame for frame in frames if frame.events], place / "trace")
         here, there = LocalSource.of(place / "trace"), SparkSource.of(spark, place / "trace")

@@ -15,6 +15,7 @@ from ackstate.analysis.estimate.engine import LocalSource, trace_of
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import trace_hash
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
@@ -82,7 +83,7 @@ def engine(request):
 
 def test_days_are_the_same_as_the_trace_that_they_make(engine, tmp_path, monkeypatch):
     policies = GRID if engine is LocalSource else GRID[:3]
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 17)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 17)
     write(tmp_path / "one", story())
     assert write_days(tmp_path / "days", story(), [5_000, 9_001, 12_345]) == 4
     (tmp_path / "days" / "day=2026-11-05").mkdir()
@@ -107,7 +108,7 @@ def test_wherever_a_day_ends(tmp_path_factory, traced, data):
 
 
 def test_a_gap_or_a_repetition_within_a_day_is_refused_with_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 2)
     write_days(tmp_path / "sound", {"s": [Event(10 * entry, ACK, 1, entry, entry) for entry in range(12)]}, [55])
     for name, first_seq, said in (("gap", 3, "comes after a gap in seq"), ("again", 1, "repeats a seq")):
         for day in ("day=2026-11-01", "day=2026-11-02"):

@@ -10,6 +10,7 @@ from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark.session import readable_failures
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -75,7 +76,7 @@ OUT_OF_ORDER = (
 @pytest.mark.parametrize("way", [*WAYS, pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 def test_only_chunks_that_follow_one_another_pass(request, tmp_path, monkeypatch, way):
     """Both engines look at chunks by the same code, whatever follows: of Spark one case is enough."""
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 2)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 2)
     source_of, case_count = LocalSource.of, len(OUT_OF_ORDER)
     if way == "spark":
         from ackstate.analysis.spark.source import SparkSource

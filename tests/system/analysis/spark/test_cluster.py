@@ -21,6 +21,7 @@ from ackstate.analysis.cli import main
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.spark import session as cluster
 from ackstate.analysis.spark.session import SCRIPT, write_package
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recorder import Frame
@@ -128,7 +129,7 @@ def test_what_reaches_the_driver_does_not_grow_with_the_trace(spark, tmp_path, m
     from ackstate.analysis.estimate.estimates import estimates
     from ackstate.analysis.spark.source import SparkSource
 
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 50)
     collected, collect = [], DataFrame.collect
 
     def counted(frame):

@@ -13,6 +13,7 @@ from ackstate.analysis.estimate.current_policy import (
     recorded_rhythm,
 )
 from ackstate.analysis.replay.policy import Policy, PolicyError
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.recorder import Frame
@@ -51,7 +52,7 @@ LIVES = [
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [4, 1_000])
 def test_the_interval_is_that_of_the_persists_of_one_life(tmp_path, monkeypatch, chunk, events_of, rhythm):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", chunk)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", chunk)
     assert rhythm_of(tmp_path, **events_of) == (rhythm and PersistRhythm(*rhythm))
 
 

@@ -16,6 +16,7 @@ from ackstate.analysis.estimate.estimates import ESTIMATE, Part, ThinnedCurve, b
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.curves import Histogram, weight_of
 from ackstate.analysis.replay.policy import Policy
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
 from ackstate.analysis.trace.events import Event, EventKind
@@ -97,7 +98,7 @@ def flushed_events(seed):
 
 
 def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 50)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 50)
     monkeypatch.setattr("ackstate.analysis.estimate.estimates.CHUNKS_PER_SLICE", 3)
     # A subscription of one name on every topic.
     keys = [(topic, name) for topic in TOPICS for name in ("s", f"only {topic[-1]}")]

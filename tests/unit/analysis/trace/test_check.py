@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ackstate.analysis import cli
+from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import Wrong, check_events, trace_hash
 from ackstate.analysis.trace.chunks import TraceClock
@@ -29,7 +30,7 @@ def acks(begin, end, ts_ms=1_000):
 
 @pytest.fixture
 def trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_EVENTS", 4)
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", 4)
     frames = [
         Frame("t", "", [Event(900, EventKind.PUBLISH, 3, 0, 99)]),
         Frame("t", "a", acks(0, 10)),
