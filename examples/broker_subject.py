@@ -21,7 +21,7 @@ import pulsar
 
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.trace.entry_set import histories
-from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

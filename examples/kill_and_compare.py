@@ -30,7 +30,7 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -166,7 +166,7 @@ def broker(killed, tmp_path):
 def good_trace(killed, tmp_path_factory):
     """Return the one file of a sound trace; copy it before changing it."""
     from ackstate.analysis.trace.parquet import write_trace
-    from ackstate.analysis.trace.recorder import read_recording
+    from ackstate.analysis.trace.recording import read_recording
 
     path = tmp_path_factory.mktemp("good") / "trace"
     write_trace(read_recording(killed / "recording"), path)

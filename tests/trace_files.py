@@ -14,7 +14,7 @@ from ackstate.analysis.trace.chunks import TRACE_SCHEMA, events_of, named_entrie
 from ackstate.analysis.trace.events import EVENT_COLUMNS, FILES_KEY, ONLY, SCALAR_COLUMNS, Event, EventKind
 from ackstate.analysis.trace.generate import TracePlan
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 
 _LEDGERS = ("ledger_id", "entry_count", "published", "acked")
 

@@ -22,7 +22,7 @@ from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, 
 from ackstate.analysis.trace.check import BadRowsMax, check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.parquet import MANIFEST, listed_names
-from ackstate.analysis.trace.recorder import read_recording
+from ackstate.analysis.trace.recording import read_recording
 from ackstate.cursor.config import cursor_settings
 from ackstate.limits.policies import decode_policies
 from ackstate.message import Message, decode_messages, encode_message

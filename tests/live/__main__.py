@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.location import write_atomically
 from live.cluster import Cluster
 from live.handovers import Handovers
 from live.inspection import Inspection

@@ -16,7 +16,7 @@ from ackstate.analysis.crash.campaign import Totals, read_totals, write_totals
 from ackstate.analysis.pulsar.ack_state_file import decode_ack_states
 from ackstate.analysis.trace.events import VERSION_KEY, Event, EventKind
 from ackstate.analysis.trace.parquet import check_trace
-from ackstate.analysis.trace.recorder import Frame, Recorder, read_recording
+from ackstate.analysis.trace.recording import Frame, Recorder, read_recording
 from ackstate.limits.policies import decode_policies
 from ackstate.topic.log import decode_log_record
 from ackstate.wire.native import decode, decode_pointer

@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from ackstate import DeletedRanges
 from ackstate.analysis.trace.chunks import TRACE_SCHEMA
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EVENT_COLUMNS, SCALAR_COLUMNS, Event, EventKind
-from ackstate.analysis.trace.recorder import Recorder
+from ackstate.analysis.trace.recording import Recorder
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -26,8 +26,13 @@ from starlette.responses import Response
 from ackstate.analysis.admin.answers import LOG, REFUSAL_SCHEMA, add_refusals, log_to_stderr, refusal, refusals
 from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
 from ackstate.analysis.admin.live import LiveRoutes
-from ackstate.analysis.admin.policy_routes import NamedOwner, PolicyRoutes, topic_names
-from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.analysis.admin.policy_routes import (
+    BrokerPolicies,
+    LevelledPolicies,
+    NamedOwner,
+    PolicyRoutes,
+    topic_names,
+)
 from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
 from ackstate.limits.policies import PolicyOwner, PolicyStore

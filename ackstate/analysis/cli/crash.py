@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.options import JsonOption, duration_option
 from ackstate.analysis.crash.campaign import (
@@ -40,6 +39,7 @@ from ackstate.analysis.crash.campaign import (
     write_totals,
 )
 from ackstate.analysis.durations import Duration
+from ackstate.analysis.location import write_atomically
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:

@@ -54,10 +54,10 @@ def demo(
     Writes summary.json and report.html, and leaves the broker's directory and
     the trace beside them. The directory must be empty, or that of a demo.
     """
-    from ackstate.analysis.atomic_write import write_atomically
     from ackstate.analysis.demo import run as main_job
     from ackstate.analysis.demo.broker import DemoDirectory, DemoSettings
-    from ackstate.analysis.demo.report import render, verdict
+    from ackstate.analysis.demo.run import render, verdict
+    from ackstate.analysis.location import write_atomically
     from ackstate.analysis.spark.session import local_session, readable_failures
 
     results = DemoDirectory(out)

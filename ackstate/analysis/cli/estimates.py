@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ackstate.analysis.atomic_write import atomic_write, write_atomically
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.console import numbers_table, subscription_table
 from ackstate.analysis.cli.options import (
@@ -26,6 +25,7 @@ from ackstate.analysis.cli.options import (
     key_value_pairs,
     location_argument,
 )
+from ackstate.analysis.location import atomic_write, write_atomically
 from ackstate.analysis.wording import size_text
 
 if TYPE_CHECKING:

@@ -137,7 +137,7 @@ def spark_package(
     command, such as redelivery TRACE; docs/guides/estimate-from-a-trace.md has the
     whole line.
     """
-    from ackstate.analysis.atomic_write import write_atomically
+    from ackstate.analysis.location import write_atomically
     from ackstate.analysis.spark.session import SCRIPT, write_package
 
     out.mkdir(parents=True, exist_ok=True)

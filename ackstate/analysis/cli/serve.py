@@ -56,7 +56,7 @@ def serve(
     A store on a disk is open in one process at a time: stop its broker first.
     """
     from ackstate.analysis.admin.app import ServerSettings, serve
-    from ackstate.analysis.admin.resolve import BrokerPolicies
+    from ackstate.analysis.admin.policy_routes import BrokerPolicies
     from ackstate.pulsar_conf import read_properties
 
     token = _token(token_file)

@@ -24,9 +24,9 @@ from xml.etree import ElementTree
 
 from rich.table import Table
 
-from ackstate.analysis.atomic_write import write_atomically
 from ackstate.analysis.crash.oracle import BrokenPromise, Promise
 from ackstate.analysis.crash.runs import UNSEEN, LayerSkippedError
+from ackstate.analysis.location import write_atomically
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:

@@ -51,8 +51,8 @@ from ackstate.analysis.crash.subject import Operation, OperationKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ackstate.analysis.crash.call_tracer import CallTracer
     from ackstate.analysis.crash.conversation import Answer, Request
+    from ackstate.analysis.crash.kills import CallTracer
     from ackstate.analysis.crash.subject import CrashSubject, Report
 
 

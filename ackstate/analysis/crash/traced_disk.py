@@ -1,6 +1,6 @@
 """L6: power cuts without root: the states that a disk may be left in, built from the calls that the tracer saw.
 
-The tracer (`ackstate.analysis.crash.call_tracer`) stops the subject after each call that can change its directory. A
+The tracer (`ackstate.analysis.crash.kills`) stops the subject after each call that can change its directory. A
 `DiskRecorder` compares the directory with its last known content, and logs the difference. When the subject was killed
 before its n-th call, the simulated disk draws states that a power cut at that moment may leave, and a process recovers
 from each. Changes that no traced call explains are named, and the layer then passes nothing: stores into mapped memory,
@@ -26,8 +26,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.analysis.crash.call_tracer import CallTracer
-from ackstate.analysis.crash.kills import CallKill
+from ackstate.analysis.crash.kills import CallKill, CallTracer
 from ackstate.analysis.crash.process import subject_launch
 from ackstate.analysis.crash.runs import Crash, CrashTiming, ProcessLayer, RunSize, scratch_directory
 from ackstate.analysis.wording import printable

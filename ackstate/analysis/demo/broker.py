@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import read_recording, segments
+from ackstate.analysis.trace.recording import read_recording, segments
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.delay import TopicDelayIndex
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from ackstate.analysis.trace.recorder import Frame
-    from ackstate.analysis.trace.recording import Recording
+    from ackstate.analysis.trace.recording import Frame, Recording
     from ackstate.cursor.results import RecoveryReport
     from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position

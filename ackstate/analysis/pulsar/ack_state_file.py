@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import google_crc32c
 
-from ackstate.analysis.atomic_write import atomic_write
+from ackstate.analysis.location import atomic_write
 from ackstate.cursor.formats import CursorState
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.ledger_map import LedgerMap

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 import numpy as np
 import pyarrow.parquet as pq
 
-from ackstate.analysis.atomic_write import atomic_write, open_lock, write_atomically
 from ackstate.analysis.estimate.current_policy import BROKER_SETTINGS
+from ackstate.analysis.location import atomic_write, open_lock, write_atomically
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
 from ackstate.analysis.trace.chunks import ChunkWriter, events_of, pieces
 from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, EventKind, TraceError
@@ -35,7 +35,7 @@ from ackstate.analysis.trace.parquet import (
     write_chunks,
     write_manifest,
 )
-from ackstate.analysis.trace.recorder import Recorder, read_recording, segments, torn_bytes
+from ackstate.analysis.trace.recording import Recorder, read_recording, segments, torn_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

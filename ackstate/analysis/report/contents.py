@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from ackstate.analysis.chart import CALENDAR_END_MS
 from ackstate.analysis.estimate.estimates import CURVE_COUNT_MAX, SLICES_MAX, ThinnedCurve, badness
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED
+from ackstate.analysis.html_page import CALENDAR_END_MS
 from ackstate.analysis.replay.curves import SERIES
 from ackstate.analysis.trace.check import trace_hash
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from ackstate.analysis.chart import Band, Chart, Instants, Line, Marks, number_axis, time_axis
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED
 from ackstate.analysis.estimate.settings import PULSAR_KEYS, runs_on_pulsar, setting_text, varied_settings
-from ackstate.analysis.html_page import escape, table
+from ackstate.analysis.html_page import Band, Chart, Instants, Line, Marks, escape, number_axis, table, time_axis
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     ROLE_COLOURS,
@@ -24,8 +23,8 @@ from ackstate.analysis.report.contents import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ackstate.analysis.chart import Layer
     from ackstate.analysis.estimate.results import Estimate, PolicyResult, SweepResult
+    from ackstate.analysis.html_page import Layer
     from ackstate.analysis.replay.policy import Policy
     from ackstate.analysis.report.contents import Contents, Curve
 

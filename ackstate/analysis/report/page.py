@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis import chart, html_page
+from ackstate.analysis import html_page
 from ackstate.analysis.estimate.results import GAIN_MIN, short_number
 from ackstate.analysis.estimate.settings import (
     PAUSE_KEY,
@@ -362,7 +362,7 @@ def render(contents: Contents) -> str:
         f'{answer(contents)}\n<nav aria-label="Sections"><ul>{links}</ul></nav>\n{body}\n</main>\n'
         f'<script type="application/json" id="data">{data}</script>\n<script>{script}</script>',
         scripts=_hash_source(script),
-        style=chart.STYLE + _own("page.css"),
+        style=html_page.STYLE + _own("page.css"),
     )
 
 

@@ -21,7 +21,7 @@ from ackstate.analysis.spark.session import CLASS_ARCHIVE, SparkUnavailableError
 from ackstate.analysis.spark.source import SparkSource, one_task_source
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from ackstate.errors import AckStateError
 
 _EXIT_S = 300

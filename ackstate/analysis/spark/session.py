@@ -23,8 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.atomic_write import atomic_write
-from ackstate.analysis.location import StorePath, spark_url
+from ackstate.analysis.location import StorePath, atomic_write, spark_url
 from ackstate.analysis.trace.events import TraceError
 from ackstate.errors import AckStateError
 

@@ -14,7 +14,7 @@ from ackstate.analysis.trace.events import EventKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ackstate.analysis.trace.recorder import Frame
+    from ackstate.analysis.trace.recording import Frame
 
 
 @final

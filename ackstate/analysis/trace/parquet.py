@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap
 
-from ackstate.analysis.atomic_write import write_atomically
-from ackstate.analysis.location import StorePath
+from ackstate.analysis.location import StorePath, write_atomically
 from ackstate.analysis.trace.chunks import RULE, TRACE_SCHEMA, WALL_CLOCK_MS, ChunkWriter, Events, TraceClock
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.recorder import Frame
+    from ackstate.analysis.trace.recording import Frame
 
 
 MANIFEST = "_manifest.json"

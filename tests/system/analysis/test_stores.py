@@ -15,7 +15,7 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import MANIFEST
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run, run_each_apart
 
 # With the session of the other Spark tests, so that one process starts the cluster.

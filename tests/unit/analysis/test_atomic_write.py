@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ackstate.analysis.atomic_write import write_atomically
+from ackstate.analysis.location import write_atomically
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate.analysis.chart import (
+from ackstate.analysis.html_page import (
     CALENDAR_END_MS,
     number_axis,
     seconds_axis,

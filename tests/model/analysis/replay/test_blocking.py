@@ -19,7 +19,7 @@ from ackstate.analysis.replay.gated_replay import CONSUMER, GatedReplay, InFligh
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.dispatch.subscription import Subscription
 from ackstate.limits.gate import DispatchGate, GateLimits

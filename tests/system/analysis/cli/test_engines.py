@@ -18,7 +18,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run, run_apart, status_of
 
 TOPIC = "persistent://a/b/t"

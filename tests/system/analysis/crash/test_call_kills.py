@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.crash import call_tracer
-from ackstate.analysis.crash.call_tracer import NEVER, CallTracer
+from ackstate.analysis.crash import kills as call_tracer
 from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
-from ackstate.analysis.crash.kills import call_kills
+from ackstate.analysis.crash.kills import NEVER, CallTracer, call_kills
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.runs import LayerSkippedError
 from ackstate.analysis.crash.subjects.naive import NaiveSubject

@@ -10,8 +10,7 @@ import pytest
 from ackstate import CursorFencedError, ManagedCursor, MemoryStore
 from ackstate.analysis.demo.broker import SUBSCRIPTIONS, TOPIC, DemoBroker, DemoSettings, recover
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.recorder import read_recording
-from ackstate.analysis.trace.recording import Recording
+from ackstate.analysis.trace.recording import Recording, read_recording
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from traces import last_state
 

@@ -20,7 +20,7 @@ from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.check import trace_hash
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_days, days_of, span_of
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run
 from strategies import few
 from trace_files import read_rows, write_rows

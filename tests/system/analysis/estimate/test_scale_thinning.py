@@ -19,7 +19,7 @@ from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.spark.source import SparkSource
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from montecarlo import chunk_of
 from strategies import few
 from trace_files import table_of_rows

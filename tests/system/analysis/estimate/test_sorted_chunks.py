@@ -13,7 +13,7 @@ from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from trace_files import read_rows, write_rows
 
 PUBLISH, ACK, MARK_DELETE, DELIVER = EventKind.PUBLISH, EventKind.ACK, EventKind.MARK_DELETE, EventKind.DELIVER

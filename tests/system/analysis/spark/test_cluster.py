@@ -24,7 +24,7 @@ from ackstate.analysis.spark.session import SCRIPT, write_package
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run, run_each_apart
 from spark_daemons import JAVA_OPTIONS, environment_of
 

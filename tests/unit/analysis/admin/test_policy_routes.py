@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ackstate import StoreError
-from ackstate.analysis.admin.resolve import BrokerPolicies, LevelledPolicies
+from ackstate.analysis.admin.policy_routes import BrokerPolicies, LevelledPolicies
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.limits import (
     BrokerDelayedDelivery,

@@ -24,7 +24,7 @@ from ackstate.analysis.pulsar.recorder import TopicFollower
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import ENTRY, assert_one_line, run
 from pulsar_admin import INTERNALS, PATH, RUNTIME, STATS, Durable, serving, topic_answers
 from pulsar_admin import TOPIC as SMOKE

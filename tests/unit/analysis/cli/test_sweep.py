@@ -11,7 +11,7 @@ from ackstate.analysis.replay.grid import replayable
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import status_of
 
 

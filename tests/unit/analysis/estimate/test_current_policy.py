@@ -16,7 +16,7 @@ from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 
 BEGUN, ENDED, CRASH = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.CRASH
 

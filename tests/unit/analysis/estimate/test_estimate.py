@@ -20,7 +20,7 @@ from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from montecarlo import replayed
 from trace_files import crashes_of, subscriptions_of
 

@@ -10,7 +10,7 @@ from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.report.contents import CrashTimes, curves_of_rows
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 
 BEGUN, ENDED, CRASH = EventKind.PERSIST_BEGUN, EventKind.PERSIST_ENDED, EventKind.CRASH
 A, B = ("t", "a"), ("t", "b")

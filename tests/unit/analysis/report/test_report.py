@@ -7,8 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ackstate.analysis.demo.report import render, verdict
-from ackstate.analysis.demo.run import summary_json
+from ackstate.analysis.demo.run import render, summary_json, verdict
 from demo_runs import BEGIN_MS, KILL_MS, NAMES, demo_run, killed_inside_persist, recovery
 
 HOSTILE_NAMES = (

@@ -15,7 +15,7 @@ from ackstate.analysis.trace.check import Wrong, check_events, trace_hash
 from ackstate.analysis.trace.chunks import TraceClock
 from ackstate.analysis.trace.events import SEVERAL, Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import write_manifest, write_trace
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run
 from trace_files import read_rows, write_rows
 

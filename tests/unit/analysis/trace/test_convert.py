@@ -19,7 +19,7 @@ from ackstate.analysis.trace.chunks import OWN_CLOCK_MS, WALL_CLOCK_MS
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace
-from ackstate.analysis.trace.recorder import Recorder
+from ackstate.analysis.trace.recording import Recorder
 from trace_files import lines_of, read_back, write
 
 ANY = BadRowsMax.parse("100%")

@@ -35,7 +35,7 @@ from ackstate.analysis.trace.parquet import (
     write_manifest,
     write_trace,
 )
-from ackstate.analysis.trace.recorder import Frame
+from ackstate.analysis.trace.recording import Frame
 from ackstate.errors import UnsupportedVersionError
 from trace_files import read_rows, write_rows
 

@@ -6,7 +6,7 @@ import pytest
 
 from ackstate import AckStateError
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recorder import Frame, Recorder, check_segment, read_recording, torn_bytes
+from ackstate.analysis.trace.recording import Frame, Recorder, check_segment, read_recording, torn_bytes
 
 ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
 FRAMES = [
