@@ -30,7 +30,7 @@ from ackstate.analysis.location import write_atomically
 from ackstate.errors import AckStateError, UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from ackstate.analysis.crash.oracle import RunOutcome
     from ackstate.analysis.crash.runs import Layer
@@ -190,7 +190,7 @@ def run_layer(
     seen = Seen() if seen is None else seen
     begun, earlier = time.monotonic(), totals.seconds
     try:
-        with closing(layer(totals.next_seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
+        with closing(layer(totals.next_seed)) as outcomes:
             totals.skipped = ""
             for outcome in outcomes:
                 totals.add(outcome)
@@ -386,10 +386,10 @@ def read_failures(path: Path) -> tuple[str, dict[str, int]]:
 def repeated(layer: Layer, seed: int) -> Layer:
     """Return a layer that repeats the run of one seed until it breaks a promise: a crash may need several attempts."""
 
-    def again(first_seed: int) -> Iterator[RunOutcome]:  # noqa: ARG001 - of a layer
+    def again(first_seed: int) -> Generator[RunOutcome]:  # noqa: ARG001 - of a layer
         is_broken = False
         while not is_broken:
-            with closing(layer(seed)) as outcomes:  # type: ignore[type-var] # a generator; an iterator need not
+            with closing(layer(seed)) as outcomes:
                 outcome = next(outcomes)
             is_broken = bool(broken_promises(outcome))
             yield outcome

@@ -48,7 +48,7 @@ from ackstate.analysis.crash.runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
@@ -334,7 +334,7 @@ def kills(
     size: RunSize = _SIZE,
     patience_s: float = PATIENCE_S,
     shrink_tries: int = _SHRINK_TRIES,
-) -> Iterator[RunOutcome]:
+) -> Generator[RunOutcome]:
     """Run L3 in memory, because SIGKILL needs no disk; ``ours`` is both in turn, without and under a rate limit."""
 
     @contextmanager
@@ -355,7 +355,7 @@ def kills(
     return layer(first_seed)
 
 
-def call_kills(first_seed: int, *, subject: Subject, shrink_tries: int = _SHRINK_TRIES) -> Iterator[RunOutcome]:
+def call_kills(first_seed: int, *, subject: Subject, shrink_tries: int = _SHRINK_TRIES) -> Generator[RunOutcome]:
     """Run L2."""
     tracer = CallTracer()
 

@@ -42,7 +42,7 @@ from ackstate.analysis.crash.traced_disk import losses, snapshot
 from ackstate.stores.sqlite_database import sync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
@@ -282,7 +282,7 @@ _READ_S = 1.0
 
 def power_cuts(
     first_seed: int, *, subject: Subject = "ours", mount_options: Sequence[str] = MOUNT_OPTIONS, size: RunSize = _SIZE
-) -> Iterator[RunOutcome]:
+) -> Generator[RunOutcome]:
     """Run the layer; each run has one of the options of ext4, by seed."""
 
     @contextmanager

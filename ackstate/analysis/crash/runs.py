@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from ackstate.analysis.crash import oracle
 from ackstate.analysis.crash.conversation import (
@@ -39,7 +39,7 @@ from ackstate.errors import AckStateError
 from ackstate.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ackstate.analysis.crash.conversation import Answer
@@ -574,16 +574,8 @@ class LayerSkippedError(AckStateError):
     """This layer cannot run here; the message names the missing requirement."""
 
 
-class Layer(Protocol):
-    """Yields the runs of the seeds `first_seed`, `first_seed` + 1, ... for ever.
-
-    Closing the iterator removes everything that it set up (a mount, a server, a child process). A run takes well under
-    a second where possible, to keep a budget.
-    """
-
-    def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
-        """Start with the run of `first_seed`."""
-        ...
+Layer: TypeAlias = "Callable[[int], Generator[RunOutcome]]"
+"""Yields the runs of a seed and the following ones for ever; closing it removes everything that it set up."""
 
 
 class RunSize(NamedTuple):
@@ -607,7 +599,7 @@ class ProcessLayer:
     shrink_tries: int = 24  # most repeats of a run that broke a promise, to find a shorter story
     shrink_seconds: float = 5.0
 
-    def __call__(self, first_seed: int) -> Iterator[RunOutcome]:
+    def __call__(self, first_seed: int) -> Generator[RunOutcome]:
         """See `Layer`; first checks that every subject works without a crash."""
         for launch in self.launches:
             with self.stage(Random("beginning")) as (directory, _):  # noqa: S311 - no secret

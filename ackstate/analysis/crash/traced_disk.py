@@ -32,7 +32,7 @@ from ackstate.analysis.crash.runs import Crash, CrashTiming, ProcessLayer, RunSi
 from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from ackstate.analysis.crash.conversation import Answer
@@ -548,7 +548,7 @@ def _lay(directory: Path, files: dict[str, bytes]) -> None:
             path.write_bytes(content)
 
 
-def traced_cuts(first_seed: int, *, subject: Subject, shrink_tries: int = 24) -> Iterator[RunOutcome]:
+def traced_cuts(first_seed: int, *, subject: Subject, shrink_tries: int = 24) -> Generator[RunOutcome]:
     """Run L6."""
     tracer = CallTracer()
 
