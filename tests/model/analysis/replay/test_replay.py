@@ -14,7 +14,7 @@ import montecarlo
 from ackstate.analysis.replay.cursor_replay import PersistTicks
 from ackstate.analysis.replay.curves import CAUSES
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.trace import ack_log
+from ackstate.analysis.trace import convert as ack_log
 from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.rows import KINDS
@@ -247,7 +247,7 @@ _RUN = ("ledger_id", "first_entry", "last_entry")  # without values in an event 
 
 def events_of(run):
     """Return the acks of a run as events of messages."""
-    table, _ = next(ack_log.tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str))
+    table, _ = next(ack_log.log_tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str))
     return [
         Event(row["ts_ms"], EventKind(KINDS[row["kind"]]), *(row[name] or 0 for name in _RUN))
         for row in table.to_pylist() if row["subscription"]

@@ -30,7 +30,7 @@ from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import PolicyCurve
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import opened
-from ackstate.analysis.trace import ack_log
+from ackstate.analysis.trace import convert as ack_log
 from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.rows import KINDS
@@ -107,7 +107,7 @@ class RecordedBroker:
                     for _, _, acked, *kind in self.commands]  # fmt: skip
         run = {name: self.run.get(name) for name in ("topic", "subscription", "config", "entries", "batch_sizes")}
         run |= {"index_ack": self.run.get("index_ack", True), ack_log.MARK: commands}
-        ((table, _),) = ack_log.tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str)
+        ((table, _),) = ack_log.log_tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str)
         rows = table.to_pylist()
         published = [row for row in rows if row["kind"] == "publish"]
         log = {row["ledger_id"]: row["last_entry"] + 1 for row in published}
