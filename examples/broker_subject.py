@@ -20,8 +20,7 @@ from uuid import uuid4
 import pulsar
 
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
-from ackstate.analysis.trace.entry_set import histories
-from ackstate.analysis.trace.recording import read_recording
+from ackstate.analysis.trace.recording import histories, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

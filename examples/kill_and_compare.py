@@ -28,9 +28,8 @@ from pulsar import ConsumerType
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.policy import AS_RECORDED
-from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recording import read_recording
+from ackstate.analysis.trace.recording import histories, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

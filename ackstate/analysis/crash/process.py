@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 
 
 SUBJECTS = {
-    "ours": "ackstate.analysis.crash.subjects.ours:Ours",
-    "ours-limited": "ackstate.analysis.crash.subjects.ours:OursLimited",
-    "naive": "ackstate.analysis.crash.subjects.naive:NaiveSubject",
+    "ours": "ackstate.analysis.crash.subjects:Ours",
+    "ours-limited": "ackstate.analysis.crash.subjects:OursLimited",
+    "naive": "ackstate.analysis.crash.subjects:NaiveSubject",
 }
 _WANTED = ("persists_in_background", "start", "apply", "receipts", "recover", "report")
 _CLASS_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

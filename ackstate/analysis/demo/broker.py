@@ -20,9 +20,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 from urllib.parse import unquote
 
-from ackstate.analysis.trace.entry_set import EntrySet, SubscriptionHistory, histories
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.recording import read_recording, segments
+from ackstate.analysis.trace.recording import EntrySet, SubscriptionHistory, histories, read_recording, segments
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.delay import TopicDelayIndex

@@ -23,10 +23,9 @@ from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.html_page import Chart, Instants, Line, Marks, escape, number_axis, seconds_axis, section, table
 from ackstate.analysis.replay.policy import AS_RECORDED
 from ackstate.analysis.spark.source import SparkSource
-from ackstate.analysis.trace.entry_set import histories
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace
-from ackstate.analysis.trace.recording import Recorder, read_recording
+from ackstate.analysis.trace.recording import Recorder, histories, read_recording
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:

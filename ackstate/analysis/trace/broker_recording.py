@@ -42,8 +42,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.recording import EntrySet
 from ackstate.analysis.trace.rows import ROW_SCHEMA, TEXT_BYTES_MAX
 from ackstate.cursor.config import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges

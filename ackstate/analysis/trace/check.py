@@ -21,9 +21,9 @@ from ackstate.analysis.trace.chunks import (
     events_of,
     pieces,
 )
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import EVENT_COLUMNS, NAMES_ENTRIES, EventKind, TraceError
 from ackstate.analysis.trace.parquet import check_trace, days_of, opened_parquet, trace_files
+from ackstate.analysis.trace.recording import EntrySet
 from ackstate.analysis.wording import dropped_line
 from ackstate.position import ENTRY_ID_MAX
 

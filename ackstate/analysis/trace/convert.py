@@ -49,10 +49,9 @@ from ackstate.analysis.trace.check import (
     count_wrong,
 )
 from ackstate.analysis.trace.chunks import ChunkWriter, Events, TraceClock
-from ackstate.analysis.trace.entry_set import EntrySet
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
 from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
-from ackstate.analysis.trace.recording import read_recording, segments
+from ackstate.analysis.trace.recording import EntrySet, read_recording, segments
 from ackstate.analysis.trace.rows import (
     ROW_SCHEMA,
     STANDARD_INPUT,

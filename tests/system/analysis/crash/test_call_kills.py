@@ -22,7 +22,7 @@ from ackstate.analysis.crash.campaign import Budget, Totals, run_layer
 from ackstate.analysis.crash.kills import NEVER, CallTracer, call_kills
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.runs import LayerSkippedError
-from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.subjects import NaiveSubject
 from command_line import run
 
 SUBJECTS = Path(__file__).parent / "subjects"

@@ -22,8 +22,7 @@ from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.process import SubjectProcess
 from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, RunSize, Sigkill
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
-from ackstate.analysis.crash.subjects.naive import NaiveSubject
-from ackstate.analysis.crash.subjects.ours import Ours, OursLimited
+from ackstate.analysis.crash.subjects import NaiveSubject, Ours, OursLimited
 from command_line import ENTRY, assert_one_line, run
 from waiting import wait_until
 

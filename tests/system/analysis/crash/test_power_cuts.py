@@ -11,7 +11,7 @@ import pytest
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.power_cuts import power_cuts
 from ackstate.analysis.crash.runs import RunSize
-from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.subjects import NaiveSubject
 from ackstate.stores import sqlite_database
 from museum.exhibits import EXHIBITS
 

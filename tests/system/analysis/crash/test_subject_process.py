@@ -24,7 +24,7 @@ from ackstate.analysis.crash.conversation import (
 )
 from ackstate.analysis.crash.process import SubjectProcess, subject_launch
 from ackstate.analysis.crash.subject import EntryRun, Operation, OperationKind, Report
-from ackstate.analysis.crash.subjects.naive import NaiveSubject
+from ackstate.analysis.crash.subjects import NaiveSubject
 from waiting import wait_until
 
 LOG = {1: 1_000}

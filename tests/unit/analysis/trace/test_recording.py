@@ -17,9 +17,8 @@ from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
-from ackstate.analysis.trace.entry_set import EntrySet, histories
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.recording import Recording, read_recording
+from ackstate.analysis.trace.recording import EntrySet, Recording, histories, read_recording
 from ackstate.cursor import CursorListener, persist_all
 from ackstate.cursor.formats import Format
 from ackstate.selection import Keep

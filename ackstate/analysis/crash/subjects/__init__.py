@@ -1,1 +1,0 @@
-"""The subjects of the package: the cursor, and a deliberately naive one."""
