@@ -26,20 +26,23 @@ from ackstate.analysis.estimate.settings import (
     setting_text,
 )
 from ackstate.analysis.html_page import escape, section, table
-from ackstate.analysis.report import figures
 from ackstate.analysis.report.contents import (
     CAUSE_NAMES,
     Share,
+    cause_figure,
     causes,
     count_text,
     headline,
     main_subscriptions,
     number_text,
+    policy_names,
+    price_figures,
     role_text,
     short_name,
     time_text,
+    total_figure,
+    worst_figures,
 )
-from ackstate.analysis.report.figures import policy_names
 from ackstate.analysis.wording import printable
 
 if TYPE_CHECKING:
@@ -382,7 +385,7 @@ Part = tuple[str, str, str]
 def _over_time(contents: Contents) -> Part | None:
     if not any(any(curve.value) for curve in contents.curves):
         return None
-    return "over-time", "Over time", figures.total_figure(contents) + figures.worst_figures(contents)
+    return "over-time", "Over time", total_figure(contents) + worst_figures(contents)
 
 
 def _causes(contents: Contents) -> Part | None:
@@ -395,7 +398,7 @@ def _causes(contents: Contents) -> Part | None:
         for each in causes(result)
     ]
     curve = _caused(contents)
-    drawn = "" if curve is None else figures.cause_figure(contents, curve)
+    drawn = "" if curve is None else cause_figure(contents, curve)
     return "by-cause", "Causes", table(("cause", "policy", "messages per broker crash", "share"), rows) + drawn
 
 
@@ -414,7 +417,7 @@ def _policies(contents: Contents) -> Part | None:
     if (more := len(contents.result.refused) - _REFUSED_MAX) > 0:
         refused += f"<p>{more:,} more policies cannot be replayed.</p>"
     is_any = any(each.total.expected for each in contents.result.policies)
-    drawn = figures.price_figures(contents.result) if is_any else ""
+    drawn = price_figures(contents.result) if is_any else ""
     recommendation = f'<p id="recommendation">{said[:1].upper()}{said[1:]}.</p>'
     return "policies", "Policies", f'{recommendation}{refused}{drawn}<div class="grid" id="all-policies"></div>'
 

@@ -8,11 +8,13 @@ from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, S
 from ackstate.analysis.report.contents import (
     causes,
     headline,
+    is_resolved,
+    is_sawtooth,
     main_subscriptions,
     role_text,
+    slices_of,
     worst_subscriptions,
 )
-from ackstate.analysis.report.figures import is_resolved, is_sawtooth, slices_of
 from ackstate.analysis.report.page import DATA_BYTES_MAX, answer, grids, render
 from report_contents import (
     BEGIN_MS,
