@@ -294,7 +294,7 @@ def rewritten(file, metadata):
 def test_a_trace_recorded_by_polls_says_how_often_and_until_when(tmp_path):
     trace = tmp_path / "trace.parquet"
     with ChunkWriter(trace, notes={POLL_MS_KEY: 1_500, POLLED_UNTIL_KEY: 9_000}) as writer:
-        writer.write(("t", "s"), parquet._arrays(acks(0, 3)))
+        parquet.write_chunks([Frame("t", "s", acks(0, 3))], writer)
     found = check_trace(trace)
     assert (found.begin_ms, found.end_ms, found.poll_ms) == (1_000, 9_000, 1_500)
     assert check_trace(trace_at(tmp_path / "exact")).poll_ms == 0
