@@ -66,8 +66,7 @@ class CrashSubject(Protocol):
     """Ack state of one subscription in a directory. One object exists in one process until that is killed.
 
     Calls come one at a time unless `persists_in_background` is True. Any call may raise errors: then the process ends,
-    and its reports so far are judged. If it has an attribute `redelivery_if_crashed`, the maximum number of accepted
-    entries that a crash now would redeliver, that is read after each ack and judged, too.
+    and its reports so far are judged.
     """
 
     @property
@@ -98,4 +97,13 @@ class CrashSubject(Protocol):
 
     def report(self) -> Report:
         """Report the acked entries, durable or not."""
+        ...
+
+
+class GaugedSubject(CrashSubject, Protocol):
+    """A subject that reports at any time how much a crash would redeliver; the report is judged."""
+
+    @property
+    def redelivery_if_crashed(self) -> int:
+        """The maximum number of accepted entries that a crash now would redeliver. Read after each ack."""
         ...
