@@ -53,6 +53,7 @@ from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
 from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recording import EntrySet, read_recording, segments
 from ackstate.analysis.trace.rows import (
+    NO_SEQ,
     ROW_SCHEMA,
     STANDARD_INPUT,
     TEXT_BYTES_MAX,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ackstate.analysis.location import Location
-    from ackstate.analysis.trace.chunks import Int64s
+    from ackstate.analysis.trace.chunks import Int64s, Mask
 
 
 MARK = "broker_acks_ms"
@@ -267,8 +268,28 @@ def _check_type(file: Path, field: pa.Field) -> None:
         raise TraceError(f"{file}: column {field.name!r} must be {wanted}, got {field.type}; cast it")
 
 
-# At 64 bytes each, about 270 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
+# At 72 bytes each, about 300 MB; if there are too many subscriptions for whole chunks, chunks are cut short.
 WAITING_MAX = 1 << 22
+
+
+@final
+class SeqOrder:
+    """Checks `seq`, which counts a subscription's events without gaps, from any start."""
+
+    def __init__(self) -> None:
+        self._highest: int | None = None
+
+    def judge(self, seq: Int64s) -> tuple[Mask, Mask]:
+        """Return which of the next rows do not come after all others, and which follow a gap, which are valid."""
+        again, gap = np.zeros(len(seq), np.bool_), np.zeros(len(seq), np.bool_)
+        given = np.flatnonzero(seq != NO_SEQ)
+        if len(given):
+            said = seq[given]
+            first = int(said[0]) - 1 if self._highest is None else self._highest
+            before = np.maximum.accumulate(np.concatenate(([first], said)))[:-1]
+            self._highest = max(first, int(said.max()))
+            again[given], gap[given] = said <= before, said > before + 1
+        return again, gap
 
 
 @final
@@ -278,6 +299,7 @@ class _PendingEvents:
     def __init__(self) -> None:
         self.waiting: list[Int64s] = []
         self.count = 0
+        self.seqs = SeqOrder()
         self.order = EventOrder()
 
 
@@ -330,7 +352,7 @@ class EventSorter:
 
     def _settle_chunks(self, key: tuple[str, str], subscription: _PendingEvents, *, least: int = CHUNK_EVENTS) -> None:
         """Write chunks while there are at least `least` rows."""
-        rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 8), np.int64)
+        rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 9), np.int64)
         while len(rows) >= least:
             self._settle(key, subscription, rows[:CHUNK_EVENTS])
             rows = rows[CHUNK_EVENTS:]
@@ -339,11 +361,14 @@ class EventSorter:
     def _settle(self, key: tuple[str, str], subscription: _PendingEvents, rows: Int64s) -> None:
         """Check rows against earlier ones, and write the valid ones as a chunk."""
 
-        def shown(_: Wrong, row: int) -> str:
-            number, source = rows[row, 6:].tolist()
-            what = EventKind(rows[row, 1]).name.lower()
+        def shown(problem: Wrong, row: int) -> str:
+            seq, number, source = rows[row, 6:].tolist()
+            what = f"seq {seq}" if problem.name.startswith("SEQ") else EventKind(rows[row, 1]).name.lower()
             return f"{self._place(source, number)} ({what}, {' of '.join(filter(None, reversed(key)))})"
 
+        again, gap = subscription.seqs.judge(rows[:, 6])
+        count_wrong({Wrong.SEQ_GAP: gap}, self._bad_rows, shown)
+        rows = rows[~count_wrong({Wrong.SEQ_AGAIN: again}, self._bad_rows, shown)]
         rows = rows[~count_wrong(
             {Wrong.TIME_BACK: subscription.order.judge_times(rows[:, 0])}, self._bad_rows, shown
         )]  # fmt: skip

@@ -1,6 +1,6 @@
 """Reads rows of one event each, as other tools write them, into columns, and checks each value by itself.
 
-Columns are those of `ackstate.analysis.trace.events` for events, with `topic` and `subscription`. Columns that a
+Columns are those of `ackstate.analysis.trace.events` for events, with `topic`, `subscription` and `seq`. Columns that a
 kind does not need may be missing; `last_entry` defaults to `first_entry`. A kind is its name in small letters, or its
 number. JSON lines are read block by block into tables; `docs/traces.md` has their schema.
 """
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 KINDS = {kind.name.lower(): kind.value for kind in EventKind}
+NO_SEQ = -1
 ROW_SCHEMA = pa.schema(
     [("topic", pa.string()), ("subscription", pa.string()), ("ts_ms", pa.int64()), ("kind", pa.string())]
-    + [(name, pa.int64()) for name in ("ledger_id", "first_entry", "last_entry", "number")]
+    + [(name, pa.int64()) for name in ("ledger_id", "first_entry", "last_entry", "number", "seq")]
 )
 _OTHER_KIND = 0  # not the kind of any event
 
@@ -45,7 +46,9 @@ class TraceRows(NamedTuple):
     # Every (topic, subscription) that occurs; the latter is empty for events of the topic itself.
     keys: list[tuple[str, str]]
     key: Int64s  # The index in `keys` of each row
-    values: Int64s  # The columns of `Events`, then the number of the line or row of each, from 1
+    # The columns of `Events`, then the rows' `seq`, or `NO_SEQ` if a row lacks it, then the number of the line or row
+    # of each, from 1.
+    values: Int64s
 
 
 def checked_rows(
@@ -59,13 +62,16 @@ def checked_rows(
     kind, kind_text = _kinds(table["kind"])
     values = {name: _numbers(table[name]) for name in ("ts_ms", "ledger_id", "first_entry", "last_entry", "number")}
     values["last_entry"] = np.where(_nulls(table["last_entry"]), values["first_entry"], values["last_entry"])
-    events = Events(kind=kind, **values)
+    events, seq = Events(kind=kind, **values), _numbers(table["seq"])
     of_topic = kind == EventKind.PUBLISH
+    alone = wrong_alone(events)
     wrong = {
         Wrong.UNKNOWN_KIND: (kind == _OTHER_KIND) & ~_nulls(table["kind"]),
         Wrong.MISSING: _missing(table, events, of_topic=of_topic),
-        **wrong_alone(events),
+        Wrong.BEYOND: alone[Wrong.BEYOND],
+        Wrong.NEGATIVE: alone[Wrong.NEGATIVE] | (seq < NO_SEQ),
         Wrong.TIME_OUTSIDE: clock.judge(events.ts_ms),
+        Wrong.BACKWARDS: alone[Wrong.BACKWARDS],
     }
 
     def shown(problem: Wrong, row: int) -> str:
@@ -75,7 +81,7 @@ def checked_rows(
 
     good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))
     keys, key = _keys(topic, subscription, good, of_topic)
-    return TraceRows(keys, key, np.column_stack((*events, numbers))[good])
+    return TraceRows(keys, key, np.column_stack((*events, seq, numbers))[good])
 
 
 def _missing(table: pa.Table, events: Events, *, of_topic: Mask) -> Mask:
@@ -92,7 +98,7 @@ def _what(problem: Wrong, table: pa.Table, row: int, kind_text: Callable[[int], 
     if problem is Wrong.MISSING:
         needed = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
         return "no " + ", ".join(name for name in needed if found.get(name) in {None, ""})
-    numbers = ("ts_ms", "number") if problem is Wrong.NEGATIVE else ()
+    numbers = ("ts_ms", "seq", "number") if problem is Wrong.NEGATIVE else ()
     return ", ".join(
         f"{name} {found[name]}"
         for name in (*numbers, "ledger_id", "first_entry", "last_entry")

@@ -68,10 +68,11 @@ def test_each_kind_of_event_comes_through(tmp_path):
 
 def many_rows(count=500):
     chance = np.random.default_rng(4)
-    rows = []
+    rows, seqs = [], {}
     for number in range(count):
         subscription = f"s{chance.integers(4)}"
-        rows.append(ack(number * 7 % 499, 1_000 + number // 3, subscription=subscription, topic="tü"))
+        seq = seqs[subscription] = seqs.get(subscription, -1) + 1
+        rows.append(ack(number * 7 % 499, 1_000 + number // 3, subscription=subscription, topic="tü", seq=seq))
     return rows
 
 
@@ -131,11 +132,11 @@ BAD = [
     (Wrong.MISSING, [ack(1, topic="")], "no topic"),
     (Wrong.MISSING, [ack(1, subscription=None)], "no subscription"),
     *((Wrong.WRONG_TYPE, [ack(1) | change], f"{next(iter(change))} ") for change in (
-        {"ts_ms": "1"}, {"ts_ms": 1.5}, {"ledger_id": True}, {"topic": 7}, {"kind": 3},
+        {"ts_ms": "1"}, {"ts_ms": 1.5}, {"ledger_id": True}, {"topic": 7}, {"kind": 3}, {"seq": []},
     )),
     *((Wrong.UNKNOWN_KIND, [ack(1) | {"kind": kind}], repr(kind)) for kind in ("nack", "ACK", "")),
     *((Wrong.NEGATIVE, [ack(1) | change], "-") for change in (
-        {"first_entry": -1}, {"ts_ms": -5}, {"ledger_id": -1}, {"number": -2}, {"ledger_id": -(2**70)},
+        {"first_entry": -1}, {"ts_ms": -5}, {"ledger_id": -1}, {"seq": -2}, {"number": -2}, {"ledger_id": -(2**70)},
     )),
     *((Wrong.BEYOND, [ack(1) | change], f"{next(iter(change))} ") for change in (
         {"first_entry": 2**32}, {"last_entry": 2**32}, {"ledger_id": 2**63}, {"ts_ms": 2**64},
@@ -147,6 +148,8 @@ BAD = [
         (NOW_MS, "which has another clock"),
     )),
     (Wrong.BACKWARDS, [ack(5, last_entry=4)], ""),
+    (Wrong.SEQ_AGAIN, [ack(1, seq=4)], "seq 4"),
+    (Wrong.SEQ_GAP, [ack(1, seq=6)], "seq 6"),
     (Wrong.TIME_BACK, [ack(1, ts_ms=999)], "ack, s of t"),
     *((Wrong.TWO_CURSORS, rows, "") for rows in (
         [CRASH, ack(2)], [CRASH, BEGUN], [ack(1), ack(1) | {"kind": "recover"}], [BEGUN] * 2,
@@ -158,14 +161,14 @@ BAD = [
 
 @pytest.mark.parametrize(("wrong", "bad", "reason"), BAD)
 def test_a_bad_row_is_named_by_its_line_and_refuses_the_whole(tmp_path, wrong, bad, reason):
-    said = refused(tmp_path, [ack(0, 1_000), *bad, ack(0, 1_000, subscription="other")])
+    said = refused(tmp_path, [ack(0, 1_000, seq=4), *bad, ack(0, 1_000, subscription="other")])
     assert f"{wrong.value}: 1, at " in said
     assert reason in said
     assert "events.jsonl: 1 bad of" in said
     assert f"line {1 + len(bad)} (" in said or wrong is Wrong.NEVER_PUBLISHED
     converted = convert([tmp_path / "events.jsonl"], tmp_path / "trace", bad_rows_max=BadRowsMax.parse("1"))
     assert converted.bad_rows.counts == {wrong: 1}
-    kept = converted.bad_rows.rows - (wrong is not Wrong.NEVER_PUBLISHED)
+    kept = converted.bad_rows.rows - (wrong not in {Wrong.SEQ_GAP, Wrong.NEVER_PUBLISHED})
     assert converted.events == sum(map(len, read_back(tmp_path / "trace").values())) == kept
 
 
@@ -186,6 +189,15 @@ def test_the_threshold_is_a_number_or_a_share(tmp_path, allowed, is_refused):
     converted = convert([source], tmp_path / "trace", bad_rows_max=BadRowsMax.parse(allowed))
     assert (converted.events, converted.bad_rows.counts) == (180, {Wrong.UNKNOWN_KIND: 20})
     assert [event.first_entry for event in read_back(tmp_path / "trace")["t", "s"]] == [n for n in range(200) if n % 10]
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_seqs_that_come_again_or_late_are_left_out(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(conversion, "CHUNK_EVENTS", chunk)
+    rows = [ack(seq, seq=seq) for seq in (7, 8, 11, 9, 9, 12, 8, 10, 13)]
+    converted = convert([write(tmp_path / "e", rows)], tmp_path / "trace", bad_rows_max=ANY)
+    assert converted.bad_rows.counts == {Wrong.SEQ_GAP: 1, Wrong.SEQ_AGAIN: 4}
+    assert [event.first_entry for event in read_back(tmp_path / "trace")["t", "s"]] == [7, 8, 11, 12, 13]
 
 
 RUN = {"topic": "t", "subscription": "s", "entries": [[4, 0, 2]], "broker_acks_ms": [[0, 5, [0]], [0, 9, [1]]]}
