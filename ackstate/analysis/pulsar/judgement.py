@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TopicInternals,
         TopicStats,
     )
-    from ackstate.analysis.pulsar.sources import LiveBroker, TopicAnswers
+    from ackstate.analysis.pulsar.sources import LiveBroker
 
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
@@ -203,12 +203,13 @@ class Judgement:
 
 
 class Looks(NamedTuple):
-    """A look at a topic, and what its cursors were before it."""
+    """Two looks at a topic, and what is durable of its cursors."""
 
-    answers: TopicAnswers
-    before: TopicInternals  # An earlier look
+    internals: TopicInternals  # The later look
+    before: TopicInternals  # The earlier one
     # Read between the two, or why it is unknown; by the cursors' names in the look before.
     durable: Mapping[str, DurableState | AckStateError]
+    stats: TopicStats | None = None  # None if unknown
 
 
 def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *, unread: str) -> list[Judgement]:
@@ -217,10 +218,10 @@ def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *,
     What is durable is read between two looks at the broker's memory, and once more if acks came meanwhile. Without a
     reader, `unread` says why.
     """
-    answers = source.read(topic)
+    stats, after = source.stats(topic), source.internals(topic)
     found: list[Judgement] = []
     for _ in range(_ROUNDS if reader else 1):
-        before = answers.internals
+        before = after
         names = {name: (topic, unquote_plus(name)) for name in before.cursors}
         durable: Mapping[str, DurableState | AckStateError] = dict.fromkeys(names, AckStateError(unread))
         if reader is not None:
@@ -229,8 +230,8 @@ def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *,
                 durable = {name: read[each] for name, each in names.items()}
             except AckStateError as error:
                 durable = dict.fromkeys(names, error)
-            answers = answers._replace(internals=source.internals(topic))
-        found = judge(topic, Looks(answers, before, durable), source.settings)
+            after = source.internals(topic)
+        found = judge(topic, Looks(after, before, durable, stats), source.settings)
         if not any(each.is_moving for each in found):
             break
     return found
@@ -238,7 +239,7 @@ def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *,
 
 def judge(topic: str, looks: Looks, settings: BrokerSettings) -> list[Judgement]:
     """Return the judgement of each cursor of a look, in the order of their names."""
-    internals = looks.answers.internals
+    internals = looks.internals
     if internals.cursors and not internals.ledgers:
         raise SnapshotError(f"{topic}: internalStats: no ledgers, without which acked entries cannot be counted")
     counts = internals.entry_counts()
@@ -283,7 +284,7 @@ _NOT_YET = AckStateError("the cursor was created while the topic was read")
 
 def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings, counts: Mapping[int, int]) -> Judgement:
     subscription, what = unquote_plus(name), f"{topic}, {name}"  # Keys of cursors are encoded as in a URL.
-    internals, statistics = looks.answers.internals, looks.answers.stats
+    internals, statistics = looks.internals, looks.stats
     cursor = internals.cursors[name]
     now = acked(cursor, counts, what=what)
     words = sum((bitmap.max() >> 6) + 1 for _, bitmap in now.deleted.bitmaps())
@@ -325,7 +326,7 @@ def _judged(topic: str, name: str, looks: Looks, settings: BrokerSettings, count
 
 
 def _comes_back(now: Acked, name: str, looks: Looks, counts: Mapping[int, int], *, what: str) -> ComesBack:
-    internals, durable = looks.answers.internals, looks.durable.get(name, _NOT_YET)
+    internals, durable = looks.internals, looks.durable.get(name, _NOT_YET)
     cursor = internals.cursors[name]
     if cursor.redelivery_if_crashed is not None:
         count = cursor.redelivery_if_crashed.entries

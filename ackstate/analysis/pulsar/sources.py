@@ -30,13 +30,6 @@ _FORBIDDEN, _GONE = frozenset({401, _NOT_TO_BE_READ}), frozenset({404, 410})
 _PARTITIONS_MAX = 100_000
 
 
-class TopicAnswers(NamedTuple):
-    """The answers about one topic or partition."""
-
-    internals: TopicInternals  # Its cursors in memory
-    stats: TopicStats | None  # None if unknown
-
-
 class Unread(NamedTuple):
     """A topic that could not be read, or a tenant or namespace whose topics could not be listed."""
 
@@ -137,11 +130,6 @@ class LiveBroker:
         if not (topics or namespaces or tenants):
             return tenant != _SYSTEM_TENANT
         return whole in map(_whole_name, topics) or namespace in namespaces or tenant in tenants
-
-    def read(self, topic: str) -> TopicAnswers:
-        """Return the answers about one topic."""
-        stats = self.stats(topic)
-        return TopicAnswers(self.internals(topic), stats)
 
     def internals(self, topic: str) -> TopicInternals:
         """Return the cursors of a topic in memory."""

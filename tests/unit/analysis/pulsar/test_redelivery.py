@@ -22,7 +22,6 @@ from ackstate.analysis.pulsar.internal_stats import (
 )
 from ackstate.analysis.pulsar.judgement import Kind, Looks, judge, totals
 from ackstate.analysis.pulsar.redelivery import at_most, exactly
-from ackstate.analysis.pulsar.sources import TopicAnswers
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
@@ -37,9 +36,9 @@ CLOSED = "graceful-alternate-small"
 
 def judged(name):
     internals = json.loads((VECTORS / f"internalStats-{name}.json").read_text())
-    answers = TopicAnswers(read_object(TopicInternals, internals, what=name), None)
-    unread = dict.fromkeys(answers.internals.cursors, AckStateError("of a recording"))
-    (found,) = judge(name, Looks(answers, answers.internals, unread), BrokerSettings())
+    look = read_object(TopicInternals, internals, what=name)
+    unread = dict.fromkeys(look.cursors, AckStateError("of a recording"))
+    (found,) = judge(name, Looks(look, look, unread), BrokerSettings())
     return found
 
 
@@ -145,22 +144,21 @@ def test_the_truth_is_in_the_range_and_equals_it_where_nothing_moved(seed):
 # --- Single cursors
 
 
-def answers_of(*names, ledgers=((3, 9),), stats=None, **cursor):
+def look_at(*names, **cursor):
     fields = {"markDeletePosition": "3:4", "state": "Open"} | cursor
     internals = {
-        "ledgers": [{"ledgerId": ledger_id, "entries": count} for ledger_id, count in ledgers],
+        "ledgers": [{"ledgerId": 3, "entries": 9}],
         "cursors": dict.fromkeys(names, fields),
     }
-    statistics = None if stats is None else read_object(TopicStats, {"subscriptions": stats}, what="")
-    return TopicAnswers(read_object(TopicInternals, internals, what=""), statistics)
+    return read_object(TopicInternals, internals, what="")
 
 
 def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable_are_in_no_total():
     names = ["__compaction", "a+b", "pulsar.dedup", "pulsar.repl.east", "reader-1", "s"]
-    stats = {"a b": {"isDurable": False}, "__compaction": {}, "s": {}}
-    answers = answers_of(*names, stats=stats)
+    subscriptions = {"a b": {"isDurable": False}, "__compaction": {}, "s": {}}
+    stats, look = read_object(TopicStats, {"subscriptions": subscriptions}, what=""), look_at(*names)
     unknown = dict.fromkeys(names, AckStateError("unknown"))
-    found = judge("t", Looks(answers, answers.internals, unknown), BrokerSettings())
+    found = judge("t", Looks(look, look, unknown, stats), BrokerSettings())
     kinds = {each.subscription: each.kind for each in found}
     assert kinds == dict.fromkeys([*names[:1], *names[2:5]], Kind.BROKERS_OWN) | {
         "a b": Kind.NOT_DURABLE, "s": Kind.SUBSCRIPTION,
@@ -171,13 +169,13 @@ def test_a_cursor_that_is_no_subscription_and_one_that_is_not_durable_are_in_no_
     (total,) = totals(found)
     assert (total["subscriptions"], total["comes_back"]) == (1, 5)
     gone = dict.fromkeys(names, CursorGoneError(""))
-    looks = Looks(answers, answers.internals, gone)
+    looks = Looks(look, look, gone, stats)
     found = {each.subscription: each.kind for each in judge("t", looks, BrokerSettings())}
     assert (found["reader-1"], found["s"]) == (Kind.NOT_DURABLE, Kind.SUBSCRIPTION)
 
 
 def test_what_a_broker_reports_itself_is_taken():
     reported = {"redeliveryIfCrashed": {"entries": 2, "batches": 1}}
-    answers = answers_of("s", **reported)
-    (found,) = judge("t", Looks(answers, answers.internals, {}), BrokerSettings())
+    look = look_at("s", **reported)
+    (found,) = judge("t", Looks(look, look, {}), BrokerSettings())
     assert (found.comes_back.low, found.comes_back.high, found.may_have_batches) == (2, 2, True)
