@@ -145,24 +145,6 @@ def pause_s(unread: int, every_s: float) -> float:
 
 
 @final
-class _Polled:
-    """One topic that is polled. Only the main thread changes it, except for its follower."""
-
-    def __init__(self, follower: TopicFollower) -> None:
-        self.follower = follower
-        self.due_s = 0.0
-        self.is_gone = False
-        self.polled_s: float | None = None  # when a poll last succeeded
-
-
-class _UnderWay(NamedTuple):
-    """A poll under way, in terms of `PollQueue`."""
-
-    topic: str
-    broker: str
-
-
-@final
 class ClusterRecorder:
     """Records a cluster; `run` once."""
 
@@ -174,11 +156,11 @@ class ClusterRecorder:
         self._trace = trace
         self._every_s = every_s
         self._glob = glob
-        self._topics: dict[str, _Polled] = {}
+        self._topics: dict[str, TopicFollower] = {}
         self._unread: set[str] = set()  # topics whose last poll failed
         self._unlisted: Sequence[Unread] = ()  # their topics go on as before
         self._queue = PollQueue(AT_ONCE, self._broker_of)
-        self._under_way: dict[Future[None], _UnderWay] = {}
+        self._under_way: dict[Future[None], tuple[str, str]] = {}  # polls, by topic and broker as in the queue
         self._recorded: dict[str, dict[str, Entries]] = {}
         for (topic, subscription), entries in trace.resumed.recorded.items():
             if source.includes(topic) and (not glob or matches(topic, glob)):
@@ -226,11 +208,10 @@ class ClusterRecorder:
 
     def progress(self) -> Progress:
         """Return the state of the recording."""
-        followed = self._topics.values()
-        cursors = sum(each.follower.cursor_count for each in followed)
+        cursors = sum(each.cursor_count for each in self._topics.values())
         unread = len(self._unread)
         return Progress(
-            len(followed), cursors, unread, [*map(str, self._unlisted)], self._poll_count, self._event_count,
+            len(self._topics), cursors, unread, [*map(str, self._unlisted)], self._poll_count, self._event_count,
             self._last_failure if unread else "",
         )  # fmt: skip
 
@@ -253,11 +234,11 @@ class ClusterRecorder:
         self._unlisted = [each for each in listing.unread if may_match_below(each.name, self._glob)]
         for topic in sorted(wanted - self._topics.keys()):
             self._poll_from_now(topic)
-        for topic, polled in self._topics.items():
-            polled.is_gone = topic not in wanted and not self._may_exist(topic)
+        for topic, follower in self._topics.items():
+            follower.is_gone = topic not in wanted and not self._may_exist(topic)
 
     def _poll_from_now(self, topic: str) -> None:
-        self._topics[topic] = _Polled(TopicFollower(topic, self._recorded.pop(topic, {})))
+        self._topics[topic] = TopicFollower(topic, self._recorded.pop(topic, {}))
         self._queue.put(topic, 0.0)
 
     def _may_exist(self, topic: str) -> bool:
@@ -275,20 +256,19 @@ class ClusterRecorder:
 
     def _broker_of(self, topic: str) -> str:
         """Return the broker for `PollQueue`; topics that never answered count as those of one broker."""
-        polled = self._topics[topic]
-        return polled.follower.broker or (_NEVER_READ if topic in self._unread else "")
+        return self._topics[topic].broker or (_NEVER_READ if topic in self._unread else "")
 
     def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
         self._take_done()
         for topic, broker in self._queue.take(now_s):
-            polled = self._topics[topic]
-            if polled.is_gone:
+            follower = self._topics[topic]
+            if follower.is_gone:
                 self._queue.done(broker)
                 self._unread.discard(topic)
-                self._topics.pop(topic).follower.ended(self.now_ms(), partial(self._record, topic))
+                self._topics.pop(topic).ended(self.now_ms(), partial(self._record, topic))
             else:
-                polled.due_s = now_s + self._every_s
-                self._under_way[pool.submit(self._poll, topic, polled.follower)] = _UnderWay(topic, broker)
+                follower.due_s = now_s + self._every_s
+                self._under_way[pool.submit(self._poll, topic, follower)] = topic, broker
 
     def _take_done(self) -> None:
         """Take note of the polls that are done."""
@@ -311,10 +291,10 @@ class ClusterRecorder:
         else:
             raise error
 
-    def _note_pace(self, polled: _Polled) -> None:
+    def _note_pace(self, follower: TopicFollower) -> None:
         """Note the time between two polls of a topic for the trace: many topics are polled less often than wished."""
-        now_s, before_s = time.monotonic(), polled.polled_s
-        polled.polled_s = now_s
+        now_s, before_s = time.monotonic(), follower.polled_s
+        follower.polled_s = now_s
         if before_s is not None:
             self._gaps_s += now_s - before_s
             self._gap_count += 1
@@ -353,9 +333,12 @@ Record: TypeAlias = "Callable[[str, Sequence[Event]], None]"
 
 @final
 class TopicFollower:
-    """Follows one topic; one thread at a time."""
+    """Follows one topic; one thread at a time. The first attributes belong to the main thread."""
 
     def __init__(self, topic: str, recorded: Mapping[str, Entries]) -> None:
+        self.due_s = 0.0
+        self.is_gone = False
+        self.polled_s: float | None = None  # when a poll last succeeded
         self._topic = topic
         self._cursors = {name: CursorFollower(acked, is_new=False) for name, acked in recorded.items() if name}
         self._known = set(self._cursors)  # names of which the trace has events
