@@ -40,6 +40,7 @@ _AT_ONCE = 32
 _ANSWERS_WITHIN_S = 2.0
 _TRIED_AGAIN_S = 10.0
 _ATTEMPTS = 5
+_OF_TRANSACTIONS = "__transaction_pending_ack"  # after the names of topic and subscription
 # Room for tens of thousands of open ledgers; one compiler, as most readers live for seconds.
 _JVM_OPTIONS = ("-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -56,6 +57,8 @@ class DurableState(NamedTuple):
     # The version of the record, the cursor ledger or -1, the last entry of that or -1. Equal in two reads if nothing
     # was written between them.
     version: tuple[int, int, int]
+    # Whether it has had acks in transactions: of those that were committed, a log of their own restores what is lost.
+    has_transactions: bool = False
 
 
 class CursorGoneError(AckStateError):
@@ -153,8 +156,9 @@ class DurableReader:
         self, store: PulsarLayout, paths: Mapping[Name, str], known: Mapping[Name, _Cursor]
     ) -> dict[Name, DurableState | AckStateError]:
         topics = sorted({topic for topic, _ in paths})
-        records = store.nodes.get_many([*paths.values(), *map(_log_path, topics)])
-        now, logs = dict(zip(paths, records, strict=False)), dict(zip(topics, records[len(paths) :], strict=True))
+        get = store.nodes.get_many
+        now = dict(zip(paths, get([*paths.values()]), strict=True))
+        logs = dict(zip(topics, get([*map(_log_path, topics)]), strict=True))
         found: dict[Name, DurableState | AckStateError] = {}
         left = list(paths)
         for _ in range(_ATTEMPTS):
@@ -162,12 +166,18 @@ class DurableReader:
                 self._threads.submit(_outcome, store, each, known[each], now[each], logs[each[0]]) for each in left
             ]
             found |= {each: outcome.result() for each, outcome in zip(left, reading, strict=True)}
-            again = dict(zip(left, store.nodes.get_many([paths[each] for each in left]), strict=True))
+            again = dict(zip(left, get([paths[each] for each in left]), strict=True))
             # Else its owner has continued in another ledger, or has deleted it.
             left = [each for each in left if again[each] != now[each]]
             if not left:
-                return found
+                break
             now |= again
+        states = {name: state for name, state in found.items() if isinstance(state, DurableState)}
+        of_transactions = get([
+            f"{_log_path(topic)}-{persistence_name(name)}{_OF_TRANSACTIONS}" for topic, name in states
+        ])  # fmt: skip
+        for (name, state), record in zip(states.items(), of_transactions, strict=True):
+            found[name] = state._replace(has_transactions=record is not None)
         return found | {name: StoreError(f"{_what(name)}: its record kept changing") for name in left}
 
     def _reconnect(self) -> None:

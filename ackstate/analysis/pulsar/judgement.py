@@ -167,11 +167,6 @@ class Judgement:
     assumed: str  # The reason why some settings are assumed; empty if all are known
 
     @property
-    def is_moving(self) -> bool:
-        """Whether acks came while what is durable was read."""
-        return self.comes_back is not None and self.comes_back.is_read and not self.comes_back.is_exact
-
-    @property
     def most(self) -> int:
         """The most acked entries of a subscription that come back."""
         return self.comes_back.high if self.comes_back is not None and self.kind is Kind.SUBSCRIPTION else 0
@@ -232,7 +227,7 @@ def judge_topic(topic: str, source: LiveBroker, reader: DurableReader | None, *,
                 durable = dict.fromkeys(names, error)
             after = source.internals(topic)
         found = judge(topic, Looks(after, before, durable, stats), source.settings)
-        if not any(each.is_moving for each in found):
+        if not any(each.comes_back and each.comes_back.is_moving for each in found):
             break
     return found
 
@@ -339,7 +334,7 @@ def _comes_back(now: Acked, name: str, looks: Looks, counts: Mapping[int, int], 
     if cursor.cursor_ledger >= 0 and durable.version[1] not in {ABSENT, cursor.cursor_ledger}:
         # The broker is about to change over, or it is a broker of another cluster.
         found = f"the record names cursor ledger {durable.version[1]}, and the broker {cursor.cursor_ledger}"
-        return at_most(now, counts, found)._replace(is_read=True)
+        return at_most(now, counts, found)._replace(is_moving=True)
     return exactly(acked(looks.before.cursors[name], counts, what=what), now, durable, counts)
 
 

@@ -24,7 +24,7 @@ class ComesBack(NamedTuple):
     low: int
     high: int
     why: str
-    is_read: bool = False  # whether the durable state was read
+    is_moving: bool = False  # whether something changed while the durable state was read
 
     @property
     def is_exact(self) -> bool:
@@ -63,8 +63,12 @@ def exactly(before: Acked, after: Acked, durable: DurableState, counts: Mapping[
     place = (
         f"entry {last} of cursor ledger {cursor_ledger}" if cursor_ledger >= 0 else "its record in the metadata store"
     )
-    why = f"acked in memory, and not in {place}"
-    return ComesBack(low, high, why if low == high else f"{why}; more was acked while it was read", is_read=True)
+    is_moving, why = low != high, f"acked in memory, and not in {place}"
+    if is_moving:
+        why += "; more was acked while it was read"
+    if durable.has_transactions and high:
+        low, why = 0, f"{why}; acks of committed transactions are restored from a log of their own"
+    return ComesBack(low, high, why, is_moving)
 
 
 def at_most(acked: Acked, counts: Mapping[int, int], reason: str, *, unlisted_count: int = 0) -> ComesBack:

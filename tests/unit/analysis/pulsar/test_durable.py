@@ -101,6 +101,13 @@ def test_what_cannot_be_read_is_an_error_of_that_cursor_alone(nodes, reader):
     assert all(isinstance(each, AckStateError) for each in reader.read(names).values())
 
 
+def test_a_log_of_acks_in_transactions_is_noticed(nodes, reader):
+    acked(opened(nodes), 1)
+    acked(opened(nodes, "a/b"), 1)
+    nodes.set(f"{NODE}-a%2Fb__transaction_pending_ack", b"")
+    assert [read(reader, name).has_transactions for name in ("s", "a/b")] == [False, True]
+
+
 def test_a_deleted_cursor_that_comes_again_is_a_new_one(nodes, reader):
     acked(opened(nodes), 1, 3)
     assert len(read(reader).deleted) == 2

@@ -102,6 +102,13 @@ def test_a_recorded_run_redelivers_what_was_acked_and_not_durable(run):
         assert back.high == run["n_redelivered_acked"]
 
 
+def test_acks_of_committed_transactions_may_not_come_back():
+    before, durable = judged("smoke-alternate").acked, durable_of(judged("after-restart-smoke-alternate").acked)
+    back = exactly(before, before, durable._replace(has_transactions=True), {3: 60})
+    assert (back.low, back.high, back.is_moving) == (0, 27, False)
+    assert exactly(before, before, durable_of(before)._replace(has_transactions=True), {3: 60}).is_exact
+
+
 # --- A model that moves while it is read
 
 
