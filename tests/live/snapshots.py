@@ -8,21 +8,27 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
 
 import pulsar
 
+from ackstate.analysis.pulsar.cursor_follower import existing_entries, minus
 from ackstate.analysis.pulsar.durable import DurableReader
+from ackstate.analysis.pulsar.history import cursor_history
 from live.command import ackstate_json
 from live.findings import Section
 from live.java_process import JARS
 from live.kills import crashes_of, recorded
 from live.messages import place_of, publish, subscribe
+from live.opening import opened
+from live.transactions import Transactions
 
 _TOPICS, _SUBSCRIPTIONS, _PUBLISHED = 12, 5, 120
+_TRANSACTIONAL = "s4"
 _KILLS_PER_POLICY = int(os.environ.get("KILLS") or 2)
 _RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 _PLACE = re.compile(r"entry (\d+) of cursor ledger (\d+)")
@@ -49,16 +55,20 @@ class Snapshots:
         self._rng = random.Random(46)
         self._consumers = {}  # (topic, subscription) -> its consumer
         self._lost = {name: [] for name in self._names()}  # for each kill or unload that lost acks, their entries
+        self._states = {}  # (topic, subscription) -> what was durable at some moments of the life of the broker
+        self._committed = {}  # (topic, subscription) -> entries acked in committed transactions since the last kill
         self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
         count = _TOPICS * _SUBSCRIPTIONS
         self.section = Section(
             "A snapshot, and what comes back",
             f"A broker is killed (SIGKILL) with {count} subscriptions, {_KILLS_PER_POLICY} times under each of"
             f" {len(_POLICIES)} policies. Each subscription is moved by any of: acks with and without holes, skip,"
-            " skip-all, expiry, seek, unload. `ackstate pulsar snapshot` looks just before, once with the metadata and"
-            " once without. Both are compared with the entries that were acked in the broker's memory and that its"
-            " successor does not know, and with those that the client receives again. `ackstate pulsar record` polls"
-            " all the while: it must list each kill and unload that lost acks, with their entries.",
+            " skip-all, expiry, seek, unload, and one of each topic by acks in committed, aborted and open"
+            " transactions. `ackstate pulsar snapshot` looks just before, once with the metadata and once without. Both"
+            " are compared with the entries that were acked in the broker's memory and that its successor does not"
+            " know, and with those that the client receives again. `ackstate pulsar record` polls all the while: it"
+            " must list each kill and unload that lost acks, with their entries. What was durable at some moments of a"
+            " broker's life is compared with the history of the cursor ledger after its death.",
         )
 
     def run(self):
@@ -66,6 +76,7 @@ class Snapshots:
         self._cluster.stop_broker()
         self._start(_POLICIES[0])
         self._opened().close()
+        self._transactions.leave()
         with TemporaryDirectory() as directory:
             trace = Path(directory, "trace")
             with recorded(self._cluster, trace, "public/default/snapshot-*"):
@@ -74,6 +85,8 @@ class Snapshots:
         for (topic, subscription), lost in self._lost.items():
             named = [entries for _, entries in found.get((topic.rpartition("/")[2], subscription), ())]
             where = f"{topic}, {subscription}"
+            if subscription == _TRANSACTIONAL:  # a recording counts the acks that the log restores
+                continue
             self.section.compare("crashes of the recorder, with what came back", named, lost, where=where)
         return [self.section]
 
@@ -82,13 +95,17 @@ class Snapshots:
         with DurableReader(f"zk:{self._cluster.hosts}", class_path=str(JARS)) as reader:
             client = self._opened()
             for number, policy in enumerate(policies):
-                self._use(client)
+                self._use(client, reader)
                 said = self._snapshot()
                 bound = self._snapshot("--metadata", "none")
                 before = self._acked()
                 self._cluster.kill_broker()
                 threading.Thread(target=client.close, daemon=True).start()
-                places = {name: state.version[1:] for name, state in reader.read(self._names()).items()}
+                self._transactions.leave()
+                places = {name: state.version[1:] for name, state in self._look(reader).items()}
+                with closing(opened(self._cluster, only_reads=True)) as store:
+                    for name in self._names():
+                        self._judge_history(store, f"kill {number}, {policy}", name)
                 self._start(policies[min(number + 1, len(policies) - 1)])
                 after = self._acked()
                 client = self._opened(before)
@@ -96,18 +113,41 @@ class Snapshots:
                     lost = before[name] - after[name]
                     self._note(name, lost)
                     where = f"kill {number}, {policy}, {name}: {len(lost)} of {len(before[name])} acked"
+                    if name[1] == _TRANSACTIONAL:
+                        self._judge_transactions(where, said[name], name)
+                        continue
                     self.section.compare("entries that the client receives again", self._came[name], lost, where=where)
                     self._judge(where, said[name], bound[name]["comes_back"], places[name], len(lost))
             time.sleep(5)  # a poll after the last load
             client.close()
+            self._transactions.leave()
 
     def _note(self, name, lost):
         if lost:
             self._lost[name].append({f"{ledger}:{entry}" for ledger, entry in lost})
 
+    def _look(self, reader):
+        """Note what is durable now, and return it."""
+        states = reader.read(self._names())
+        for name, state in states.items():
+            self._states.setdefault(name, []).append(state)
+        return states
+
+    def _judge_history(self, store, where, name):
+        told = cursor_history(store, *name, top=1 << 20)
+        counts = store.find_message_log(name[0]).ledgers.counts()
+        states = [each for each in self._states.pop(name) if each.version[1] == told.cursor_ledger_id]
+        for before, after in pairwise(states):
+            these, those = existing_entries(counts, before), existing_entries(counts, after)
+            new, lost = (sum(map(len, each.values())) for each in (minus(those, these), minus(these, those)))
+            between = [each for each in told.changes if before.version[2] < each.record <= after.version[2]]
+            found = sum(each.acked - each.lost for each in between), not lost or any(each.why for each in between)
+            self.section.compare("histories between two looks", found, (new - lost, True), where=f"{where}, {name}")
+
     def _start(self, policy):
         # A ledger is full soon, so that ranges cross ledgers, and ledgers are trimmed.
-        self._cluster.start_broker(**policy, managedLedgerMaxEntriesPerLedger=70)
+        transactions = dict.fromkeys(("transactionCoordinatorEnabled", "systemTopicEnabled"), "true")
+        self._cluster.start_broker(**policy, **transactions, managedLedgerMaxEntriesPerLedger=70)
 
     def _names(self):
         topics = [f"persistent://public/default/snapshot-{number}" for number in range(_TOPICS)]
@@ -125,6 +165,13 @@ class Snapshots:
             # A flush came between the snapshot and the kill.
             compare("numbers before another write", lost <= said["comes_back"], True, where=where)
 
+    def _judge_transactions(self, where, said, name):
+        came, committed = self._came[name], self._committed.pop(name, set())
+        where = f"{where}, {len(came)} came, said {said['at_least']} to {said['comes_back']}"
+        is_bounded = said["at_least"] <= len(came) <= said["comes_back"]
+        self.section.compare("acks of committed transactions that came again", came & committed, set(), where=where)
+        self.section.compare("bounds with transactions", is_bounded, True, where=where)
+
     def _snapshot(self, *words):
         answer = ackstate_json("pulsar", "snapshot", self._cluster.web_url, "--namespace", "public/default", *words)
         return {(each["topic"], each["subscription"]): each for each in answer["subscriptions"]}
@@ -136,6 +183,8 @@ class Snapshots:
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )  # fmt: skip
         self._consumers = {name: subscribe(client, *name) for name in self._names()}
+        transactional = [name for name in self._names() if name[1] == _TRANSACTIONAL]
+        self._transactions = Transactions(self._cluster, transactional)
         self._unacked = {name: {} for name in self._consumers}
         self._receive()
         self._came = {name: {*self._unacked[name]} & (before or {}).get(name, set()) for name in self._consumers}
@@ -146,14 +195,17 @@ class Snapshots:
             for name, messages in zip(self._consumers, threads.map(_received, self._consumers.values()), strict=True):
                 self._unacked[name] |= messages
 
-    def _use(self, client):
+    def _use(self, client, reader):
         """Publish, ack, and move each subscription in some way."""
+        self._look(reader)
         for number in range(_TOPICS):
             publish(client, f"persistent://public/default/snapshot-{number}", range(_PUBLISHED))
         self._receive()
         for name in self._names():
             for _ in range(self._rng.randrange(1, 4)):
                 self._move(name)
+            if self._rng.random() < 0.1:
+                self._look(reader)
         time.sleep(3)  # a seek and a load between the same two polls look like a crash
         for topic in {topic for topic, _ in self._names()}:
             if self._rng.random() < 0.2:
@@ -163,6 +215,7 @@ class Snapshots:
                 for name in self._names():  # those beyond the limit on ranges
                     self._note(name, before[name] - after[name])
         time.sleep(self._rng.uniform(2, 4))
+        self._look(reader)
         for name in self._names():
             if self._rng.random() < 0.7:
                 self._ack(name)
@@ -189,10 +242,17 @@ class Snapshots:
     def _ack(self, name, step=0):
         held = self._unacked[name]
         step = step or self._rng.choice([2, 3, 7])
-        for place in sorted(held)[: self._rng.randrange(1, 90)]:
-            if place[1] % step == 0:
-                with suppress(pulsar.PulsarException):  # disconnected by a seek or an unload
-                    self._consumers[name].acknowledge(held.pop(place))
+        places = [place for place in sorted(held)[: self._rng.randrange(1, 90)] if place[1] % step == 0]
+        how = self._rng.choice(["", "commit", "commit", "abort"])
+        if name[1] == _TRANSACTIONAL and self._rng.random() < 0.7:
+            if self._transactions.ack(name, places, how) and how == "commit":
+                self._committed.setdefault(name, set()).update(places)
+            for place in places:  # without a commit they come again
+                del held[place]
+            return
+        for place in places:
+            with suppress(pulsar.PulsarException):  # disconnected by a seek or an unload
+                self._consumers[name].acknowledge(held.pop(place))
 
     def _acked(self):
         """Return the acked entries of each subscription in the broker's memory, of ledgers that exist."""
