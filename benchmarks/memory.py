@@ -151,13 +151,11 @@ def grown(table: str, case: str, count: int) -> int:
         return info.uordblks + info.hblkhd
 
     build = DELAYS[case] if table == "delays" else CASES[table][case][0]
-    # A warm-up: the allocations of the first use are not part of it. A second index is smaller than the first one.
-    kept = [build(1)]
-    # Of small things of delays ten at once: pages that are only freed in part count, too.
-    times = 10 if table == "delays" and (count == 1 or case != "a tracker for each subscription") else 1
+    # A warm-up: the allocations of the first use are not part of it, nor the pages that the first ones fill in part.
+    kept = [build(1) for _ in range(8)]
     before = used()
-    kept += [build(count) for _ in range(times)]
-    return (used() - before) // times
+    kept.append(build(count))
+    return used() - before
 
 
 def in_new_process(table: str, case: str, count: int) -> int:
