@@ -369,6 +369,7 @@ def call_kills(first_seed: int, *, subject: Subject, shrink_tries: int = _SHRINK
         launches=[subject_launch(subject, tracer=tracer)],
         stage=stage,
         size=_CALLS_SIZE,
+        shares=(1,),
         timing=CrashTiming(early_s=None),
         shrink_tries=shrink_tries,
     )

@@ -594,7 +594,7 @@ class ProcessLayer:
     # Provides an empty directory, and the crash of the processes that work in it.
     stage: Callable[[Random], AbstractContextManager[tuple[Path, Crash]]]
     size: RunSize
-    shares: tuple[int, ...] = (1,)  # the operations of each process are divided by one of these
+    shares: tuple[int, ...] = ()  # the operations of each process are divided by one of these
     timing: CrashTiming = field(default_factory=CrashTiming)
     shrink_tries: int = 24  # most repeats of a run that broke a promise, to find a shorter story
     shrink_seconds: float = 5.0
@@ -617,7 +617,7 @@ class ProcessLayer:
         with self.stage(chance) as (directory, crash):
             lives = ProcessRuns(self.launches[seed % len(self.launches)], directory, seed, crash, self.timing)
             for number in range(size.lives):
-                lives.live_once(max(size.operations // chance.choice(self.shares), 1))
+                lives.live_once(max(size.operations // (chance.choice(self.shares) if self.shares else 1), 1))
                 if not lives.broken and (number + 1 == size.lives or chance.random() < _RECOVERED_TWICE_SHARE):
                     lives.recover()
                 if lives.broken:

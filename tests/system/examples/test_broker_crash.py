@@ -166,7 +166,7 @@ def test_what_clients_receive_again_after_a_kill_was_predicted(tmp_path):
     rows = re.findall(r"^(\S+) +acked +(\d+) +predicted .* observed +(\d+) +equal$", done.stdout, re.MULTILINE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [name for name, *_ in rows] == ["in-order", "one-percent-stuck", "by-key"]
-    assert all(int(acked) > 100 for _, acked, _ in rows)
+    assert all(int(acked) > 10 for _, acked, _ in rows)
 
 
 def test_the_subject_of_the_crash_harness_reports_what_is_acked_and_durable(tmp_path, monkeypatch):

@@ -278,6 +278,6 @@ def with_strangers(directory):
 
 def test_modules_in_the_current_directory_are_not_taken_for_ours(tmp_path):
     before = with_strangers(tmp_path)
-    outcome = run_apart("crash", "--layer", "L3", "--runs", "1", cwd=tmp_path)
+    outcome = run_apart("crash", "--layer", "L3", "--runs", "3", cwd=tmp_path)
     assert (outcome.status, outcome.err) == (0, "")
     assert tree(tmp_path) == before
