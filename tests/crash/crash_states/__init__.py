@@ -68,6 +68,8 @@ def _begin(run, parent_pid, directory):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Warnings of cursors about limits are disabled: the workloads reach limits on purpose.
     logging.disable(logging.WARNING)
+    # What the parent left is not ours to destroy: its threads, for which a destructor may wait, are not here.
+    gc.freeze()
     # A run keeps each of its states until it ends: repeated garbage collection among them would take a twelfth of the
     # time, and finds next to nothing.
     gc.disable()
