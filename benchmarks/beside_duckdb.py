@@ -308,4 +308,5 @@ def blocked_share(chunks: Sequence[EventChunk], log: dict[int, int], limit: int)
 
 
 if __name__ == "__main__":
-    run("beside_duckdb", ABOUT, {"estimate": estimate, "command": command, "gate": gate})
+    # The estimate leaves Spark's Java, for whose end the commands would wait.
+    run("beside_duckdb", ABOUT, {"command": command, "estimate": estimate, "gate": gate})
