@@ -29,10 +29,12 @@ from ackstate.wire.native import check_properties_fit, decode_text_properties, e
 from ackstate.wire.pulsar.delay_snapshot import (
     SegmentMetadata,
     decode_metadata,
+    decode_part,
     decode_segment,
     encode_metadata,
     encode_segment,
     segment_metadata,
+    split_metadata,
 )
 
 if TYPE_CHECKING:
@@ -113,14 +115,15 @@ class BucketSegment(NamedTuple):
     encoded: bytes
 
     @classmethod
-    def of(cls, metadata: SegmentMetadata) -> BucketSegment:
-        message_count = sum(map(len, metadata.bitmaps.values()))
-        times = metadata.min_deliver_at_ms, metadata.max_deliver_at_ms
-        return cls(*times, message_count, encode_metadata((metadata,)))
+    def all_of(cls, metadata: Sequence[SegmentMetadata], encoded: bytes) -> list[BucketSegment]:
+        return [
+            cls(each.min_deliver_at_ms, each.max_deliver_at_ms, sum(map(len, each.bitmaps.values())), part)
+            for each, part in zip(metadata, split_metadata(encoded), strict=True)
+        ]
 
     @property
     def metadata(self) -> SegmentMetadata:
-        return decode_metadata(self.encoded, what="segment metadata in memory")[0]
+        return decode_part(self.encoded, what="segment metadata in memory")
 
 
 # A tuple of four, with two integers and a bytes object that nothing else references.
@@ -394,7 +397,7 @@ class BucketSnapshots:
         metadata = [segment_metadata(*pair) for pair in zip(segments, encoded, strict=True)]
         entries = [encode_metadata(metadata), *encoded]
         bucket_id = attempt(lambda: self._write_once(entries))
-        return bucket_id, [BucketSegment.of(each) for each in metadata]
+        return bucket_id, BucketSegment.all_of(metadata, entries[0])
 
     def _write_once(self, entries: Sequence[bytes]) -> int:
         self._check_owner()  # A former owner would leave behind the ledger that it creates.
@@ -656,7 +659,7 @@ def _read(
         raise _Unusable(DropReason.NEWER, error) from None
     except CorruptStateError as error:
         raise _Unusable(DropReason.DAMAGED, error) from None
-    segments = [BucketSegment.of(each) for each in metadata]
+    segments = BucketSegment.all_of(metadata, encoded)
     return FoundBucket(Bucket(key, bucket_id, segments, loaded, due_count + 1), loaded, metadata)
 
 

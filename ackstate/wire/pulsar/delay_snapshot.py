@@ -28,6 +28,7 @@ from ackstate.deleted_ranges import decode_bitmap
 from ackstate.errors import CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX
 from ackstate.wire.pulsar.fields import (
+    Field,
     Int64s,
     RowLayout,
     Schema,
@@ -35,6 +36,7 @@ from ackstate.wire.pulsar.fields import (
     check_required,
     decode_rows,
     encode_rows,
+    fields_of,
     known_fields,
     read_varint,
     varint,
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
-
-    from ackstate.wire.pulsar.fields import Field
 
 _CHECKSUM = ("ackstate_checksum", Wire.FIXED32)
 _CHECKSUM_NUMBER = 100448  # far above Pulsar's numbers, as for a cursor's term
@@ -170,6 +170,17 @@ def decode_metadata(data: bytes, *, what: str) -> tuple[SegmentMetadata, ...]:
     if not data:
         corrupt(what, 0, "a segment", "the end")
     return tuple(segments)
+
+
+def split_metadata(data: bytes) -> list[bytes]:
+    """Return the part of each segment in valid metadata of a snapshot."""
+    begin = _SEAL_BYTES if data.startswith(_CHECKSUM_TAG) else 0
+    return [data[each.begin : each.end] for each in fields_of(data, begin, len(data), what=_SNAPSHOT.name)]
+
+
+def decode_part(part: bytes, *, what: str) -> SegmentMetadata:
+    """Decode a part that `split_metadata` returned."""
+    return _decode_segment_metadata(part, Field(1, Wire.BYTES, 0, 0, len(part), 0), what)
 
 
 def _decode_indexes(data: bytes, what: str) -> DelayedIndexes:
