@@ -17,7 +17,7 @@ from ackstate.analysis.trace.events import EventKind
 from live.command import ackstate, ackstate_json, started
 from live.findings import Section
 from live.messages import client_of
-from live.traffic import SCENARIOS, KillTraffic
+from live.traffic import MESSAGE_BYTES_MAX, SCENARIOS, KillTraffic
 from trace_files import read_back
 
 _ROOT = Path(__file__).parents[2]
@@ -59,12 +59,12 @@ class BrokerKills:
             f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
             f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(SCENARIOS)} topics: Shared,"
             " Key_Shared whose consumers change, Failover and Exclusive, two partitions, delayed messages, batches with"
-            " and without acks of single messages, cumulative acks, also inside a batch, a compacted topic and an odd"
-            " name. Every second kill comes in the middle of acks and of other messages. `ackstate redelivery` answers"
-            " from the trace that the interceptor's files become. `ackstate pulsar record` polls the cluster once a"
-            " second all the while. Both must list every crash that lost acks, and no other, and name the entries that"
-            " the client receives again, but for acks of the last moment. `ackstate pulsar snapshot` looks just before"
-            " each quiet kill: its one number must be theirs.",
+            " and without acks of single messages, cumulative acks, also inside a batch, a compacted topic, messages"
+            " in chunks and an odd name. Every second kill comes in the middle of acks and of other messages."
+            " `ackstate redelivery` answers from the trace that the interceptor's files become. `ackstate pulsar"
+            " record` polls the cluster once a second all the while. Both must list every crash that lost acks, and"
+            " no other, and name the entries that the client receives again, but for acks of the last moment."
+            " `ackstate pulsar snapshot` looks just before each quiet kill: its one number must be theirs.",
         )
 
     def run(self):
@@ -72,9 +72,10 @@ class BrokerKills:
         with TemporaryDirectory() as directory:
             self._cluster.admin("persistent/public/default/kill-partitioned/partitions", method="PUT", body=2)
             recording, polls = Path(directory, "recording"), Path(directory, "polls")
+            settings = interceptor(directory, recording) | {"maxMessageSize": MESSAGE_BYTES_MAX}
             policies = [policy for policy in _POLICIES for _ in range(_KILLS_PER_POLICY)]
             self._cluster.stop_broker()
-            self._cluster.start_broker(**_POLICIES[policies[0]], **interceptor(directory, recording))
+            self._cluster.start_broker(**_POLICIES[policies[0]], **settings)
             with client_of(self._cluster) as client:
                 for each in self._traffic:
                     each.open(client)
@@ -82,10 +83,10 @@ class BrokerKills:
             with recorded(self._cluster, polls, "public/default/kill-*"):
                 for number, policy in enumerate(policies):
                     if number:
-                        self._cluster.start_broker(**_POLICIES[policy], **interceptor(directory, recording))
+                        self._cluster.start_broker(**_POLICIES[policy], **settings)
                     self._kill(self._opened(number), in_traffic=number % 2 == 1)
                     self._last = policy
-                self._cluster.start_broker(**interceptor(directory, recording))
+                self._cluster.start_broker(**settings)
                 with client_of(self._cluster) as client:
                     self._open(client, len(policies))
                     time.sleep(15)

@@ -12,6 +12,7 @@ import pulsar
 from live.messages import place_of, subscribe
 
 _COUNT, _BATCH = 200, 10
+MESSAGE_BYTES_MAX = 30_000  # of the broker: a longer message is sent in chunks
 
 
 class KillScenario(NamedTuple):
@@ -27,6 +28,7 @@ class KillScenario(NamedTuple):
         delay_ms: By which a third of the messages is delayed.
         consumers: Their number; if several, the first one leaves in each round, and another comes.
         is_compacted: Whether the topic is compacted in each round.
+        is_chunked: Whether each message takes two entries.
     """
 
     topic: str
@@ -38,6 +40,7 @@ class KillScenario(NamedTuple):
     delay_ms: int = 0
     consumers: int = 1
     is_compacted: bool = False
+    is_chunked: bool = False
 
 
 _TYPES = pulsar.ConsumerType
@@ -53,6 +56,7 @@ SCENARIOS = (
     KillScenario("kill-partitioned", _TYPES.Shared, partitions=2),
     KillScenario("kill-delayed", _TYPES.Shared, delay_ms=1_200),
     KillScenario("kill-compacted", _TYPES.Shared, is_compacted=True),
+    KillScenario("kill-chunked", _TYPES.Shared, is_chunked=True),
     KillScenario("kill-odd ü+%20~", _TYPES.Shared),
 )
 
@@ -90,7 +94,7 @@ class KillTraffic:
 
     def other_producer(self, client):
         """Return a producer of messages that nobody acks, or None."""
-        if self.scenario.is_cumulative:
+        if self.scenario.is_cumulative or self.scenario.is_chunked:
             return None
         return client.create_producer(self.scenario.topic, batching_enabled=False, send_timeout_millis=1_000)
 
@@ -99,6 +103,8 @@ class KillTraffic:
         options = {"batching_enabled": False}
         if self.scenario.batch:
             options = {"batching_enabled": True, "batching_max_messages": _BATCH, "batching_max_publish_delay_ms": 2000}
+        length = MESSAGE_BYTES_MAX + 1_000 if self.scenario.is_chunked else 0
+        options["chunking_enabled"] = self.scenario.is_chunked
         producer = client.create_producer(self.scenario.topic, block_if_queue_full=True, **options)
         fresh = range(self.published, self.published + _COUNT)
         for number in fresh:
@@ -107,7 +113,8 @@ class KillTraffic:
                 if self.scenario.delay_ms and number % 3 == 0
                 else {}
             )
-            producer.send_async(b"%d" % number, None, partition_key=str(number % 16), **delayed)
+            data = b"%d" % number
+            producer.send_async(data.ljust(length), None, partition_key=str(number % 16), **delayed)
         producer.flush()
         producer.close()
         self.published += _COUNT
@@ -115,8 +122,9 @@ class KillTraffic:
 
     def _receive(self, expected):
         deadline_s = time.monotonic() + 60
-        quiet = 0
-        while quiet < 3 or not expected <= self.messages.keys():
+        # Messages come in order: where some are sure to come, those that come again are before them.
+        quiet, quiet_min = 0, 3 if expected else 20
+        while quiet < quiet_min or not expected <= self.messages.keys():
             came = [each for each in map(_received, self.consumers) if each is not None]
             quiet = 0 if came else quiet + 1
             for consumer, message in came:
@@ -160,13 +168,31 @@ class KillTraffic:
     def whole_entries(self, came):
         """Return by topic the entries, acked as a whole, of which messages came: entry -> when acked as a whole."""
         entries = {}
+        first_chunks = self.first_chunks()
         for number, (topic, name) in self.names.items():
-            entries.setdefault((topic, ":".join(name.split(":")[:2])), []).append(number)
+            entry = ":".join(name.split(":")[:2])
+            for each in {entry, first_chunks.get(entry, entry)}:
+                entries.setdefault((topic, each), []).append(number)
         found = {topic: {} for topic, _ in entries}
         acked = self.acked | came
         for (topic, entry), numbers in entries.items():
             if came.keys() & set(numbers) and acked.keys() >= set(numbers):
                 found[topic][entry] = max(acked[each] for each in numbers)
+        return found
+
+    def first_chunks(self):
+        """Return the entry of the last chunk of each message -> that of the first one, if messages have chunks."""
+        if not self.scenario.is_chunked:
+            return {}
+        lasts = sorted(tuple(map(int, name.split(":"))) for _, name in self.names.values())
+        ends = dict(lasts)  # ledger -> its last entry that ends a message
+        found = {}
+        for ledger, entry in lasts:
+            first = f"{ledger}:{entry - 1}"
+            if not entry:  # the first chunk is the last entry of the ledger before
+                before = max(each for each in ends if each < ledger)
+                first = f"{before}:{ends[before] + 1}"
+            found[f"{ledger}:{entry}"] = first
         return found
 
 
