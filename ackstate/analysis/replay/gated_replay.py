@@ -366,7 +366,7 @@ class GatedReplay(CursorListener):
     kind: ClassVar[Literal["gated"]] = "gated"
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
-        self._policy = policy
+        self._policy, self._log = policy, log
         # The most that one ack can add to the ranges' size.
         self._cost_max = max(
             (isolated_range_bytes(*each) for item in log.items() for each in (item, (item[0], 0))), default=0
@@ -391,7 +391,7 @@ class GatedReplay(CursorListener):
         self._acked_ms = -1  # the time of the last of them, if the replay knows it
         # By ledger, the highest entry that was sent, waits or is acked; NEVER_MS where the cursor was opened with acks.
         self._highest: dict[int, int] = {}
-        self._first_hole = (-1, -1)  # while the gate is closed: the ack of it may free any number of bytes
+        self._first_hole = (-1, -1)  # while the gate is closed
         self._queue = BlockedQueue()
         self._blocked_since_ms = 0
         self._let_go_ms = NEVER_MS  # when messages may be sent after a persist made room
@@ -682,7 +682,9 @@ class GatedReplay(CursorListener):
             return
         # An ack frees at most the bytes reserved for it, and as many where it joins two ranges.
         self._slack -= 2 * self._cost_max
-        if self._slack <= 0 or not entry_id or position == self._first_hole:
+        if position == self._first_hole:
+            self._pass_first_hole(ledger_id, entry_id)
+        if self._slack <= 0 or not entry_id:
             self._give_acks()
             marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
             self._first_hole = marked_ledger_id, marked_entry_id + 1
@@ -691,6 +693,17 @@ class GatedReplay(CursorListener):
                 self._gate.refresh(now_ms=now_ms)
                 self._slack = 0
                 self._release_blocked()
+
+    def _pass_first_hole(self, ledger_id: int, entry_id: int) -> None:
+        """Find the next hole: each ack that the mark-delete position passes may free a range."""
+        given, acked = self._cursor.deleted.entries(ledger_id), self._acked.get(ledger_id, _NONE)
+        end = entry_id + 1
+        while self._slack > 0 and (end in acked or end in given):
+            self._slack -= self._cost_max
+            end += 1
+        if end >= self._log[ledger_id]:  # the position goes on in another ledger
+            self._slack = 0
+        self._first_hole = ledger_id, end
 
     def _give_acks(self) -> None:
         """Give the cursor all acks."""
