@@ -6,8 +6,8 @@ not run keep their earlier result.
 python -P -m live RESULT [PART ...]
 
 `ACKSTATE_PULSAR_JARS` names a directory with the jars of another release, as Maven copies them from .ci/pom.xml
-(dependency:copy-dependencies with --activate-profiles pulsar -Dpulsar=VERSION), and `KILLS` how often
-a policy is tried.
+(dependency:copy-dependencies with --activate-profiles pulsar -Dpulsar=VERSION), `KILLS` how often
+a policy is tried, and `SEED` what the clients do.
 """
 
 from __future__ import annotations

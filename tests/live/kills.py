@@ -48,7 +48,7 @@ class BrokerKills:
 
     def __init__(self, cluster):
         self._cluster = cluster
-        self._rng = random.Random(26)
+        self._rng = random.Random(int(os.environ.get("SEED") or 26))
         self._traffic = [KillTraffic(scenario) for scenario in SCENARIOS]
         self._last = self._snapshot = None  # the policy of the last kill; the snapshot before it if it was quiet
         self._killed_ms = []  # of each kill, before it

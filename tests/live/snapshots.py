@@ -52,7 +52,7 @@ class Snapshots:
 
     def __init__(self, cluster):
         self._cluster = cluster
-        self._rng = random.Random(46)
+        self._rng = random.Random(int(os.environ.get("SEED") or 46))
         self._consumers = {}  # (topic, subscription) -> its consumer
         self._lost = {name: [] for name in self._names()}  # for each kill or unload that lost acks, their entries
         self._states = {}  # (topic, subscription) -> what was durable at some moments of the life of the broker
