@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-import jpype
+import jpype.config
 
 from live.java_process import JARS
 
