@@ -111,6 +111,7 @@ class Ours:
             begun = perf_counter_ns()
             for position in added[:-COUNTS]:
                 ranges.add(position)
+            ranges.settle()
             filled = perf_counter_ns()
             for position in looked_up:
                 found += position in ranges
