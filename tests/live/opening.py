@@ -195,7 +195,7 @@ class OpensOurs:
             problem = there[name].problem if name in there else "not listed"
             self.reads.compare("subscriptions without a problem", problem, None, where=where)
             found = Recovery(store, cursor_path(full_name(topic), name), log).find(())
-            mark_delete, deleted, batch, _ = found.recovered.content
+            mark_delete, deleted, batch, *_ = found.recovered.content
             expected = {
                 number
                 for number, (place, index) in self._places[topic].items()
