@@ -53,7 +53,7 @@ class HistoryRecord:
 
 LOSSES = {
     "reset": "the mark-delete position went back, as by a seek",
-    "cut": "the highest acks are missing, as by a limit on ranges or batches, or a seek forward",
+    "cut": "the highest acks are missing, as by a limit on ranges or batches, or a seek",
     "load": "acks among others are missing, as if the owner had loaded an older state",
 }
 
