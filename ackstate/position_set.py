@@ -118,14 +118,11 @@ class PositionSet:
 
     def has_any(self, entries: Mapping[int, BitMap]) -> bool:
         """Return whether one of some entries, ledger id -> entries, is in."""
-        return any(
-            ledger_id in self._bitmaps and not bitmap.isdisjoint(self._bitmaps[ledger_id])
-            for ledger_id, bitmap in entries.items()
-        )
-
-    def has_between(self, first: Position, last: Position) -> bool:
-        """Return whether a position from `first` to `last`, both included, is in. Complexity: as `count_between`."""
-        return self.count_between(first, last._replace(entry_id=last.entry_id + 1)) > 0
+        for ledger_id, bitmap in entries.items():
+            held = self._bitmaps.get(ledger_id)
+            if held is not None and not held.isdisjoint(bitmap):
+                return True
+        return False
 
     def update_entries(self, ledger_id: int, entry_ids: array[int] | list[int] | BitMap) -> int:
         """Put in entries of a ledger, and return how many were not in."""

@@ -450,9 +450,10 @@ class Calendar:
 
     def _insert_leaves(self, at: int, era: int, keys: NDArray[np.uint64], *, size: int) -> None:
         """Put in keys of one era as leaves of at most `size` keys, the first of which is the lowest of each."""
-        pieces = [keys[first : first + size] for first in range(0, len(keys), size)]
-        self._lows[at:at] = [era << ERA_BITS | int(piece[0]) for piece in pieces]
-        self._leaves[at:at] = [array("Q", piece.tobytes()) for piece in pieces]
+        for number, first in enumerate(range(0, len(keys), size), at):
+            piece = keys[first : first + size]
+            self._lows.insert(number, era << ERA_BITS | int(piece[0]))
+            self._leaves.insert(number, array("Q", piece.tobytes()))
 
     def _free_unused_pages(self) -> None:
         """Free the pages that no key is on, whenever there are twice the pages: O(messages)."""

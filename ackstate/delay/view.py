@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, Protocol, final
 
 from pyroaring import BitMap
@@ -113,7 +113,7 @@ class DelayedDeliveryTracker(Protocol):
         """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
 
         The tracker decides which ones if there are more, whether acked ones are omitted, and the meaning of a negative
-        maximum.
+        maximum. If it hands out fewer, it is asked again by the next dispatch.
 
         Raises:
             As `add_message`.
@@ -254,7 +254,7 @@ class SharedDelayIndex(ABC):
         self.complete_from = _ABOVE_ALL  # from here on, the log reports each delayed message when it is published
         self.now_ms = 0  # the latest time seen
         self.is_open = True
-        self._reading = threading.Lock()
+        self.being_read = threading.Lock()  # held by a subscription that reads messages before `complete_from`
         # When held messages are due that were rescheduled: what else the index has of them, in memory or in a sealed
         # bucket, is void.
         self.moved: dict[Position, int] = {}
@@ -344,10 +344,6 @@ class SharedDelayIndex(ABC):
             for position, deliver_at_ms in delayed if self.is_open else ():
                 self.hold(position, deliver_at_ms)
 
-    def reading(self, first: Position) -> AbstractContextManager[object]:
-        """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
-        return self._reading if first < self.complete_from else _AT_ONCE
-
     def _check_open(self) -> None:
         if not self.is_open:
             raise ValueError("the index is closed; open another one")
@@ -413,7 +409,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def reading(self, first: Position) -> AbstractContextManager[object]:
         """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
-        return self._index.reading(first)
+        return self._index.being_read if first < self._index.complete_from else _AT_ONCE
 
     def skip(self, position: Position, *, now_ms: int) -> bool:
         """Return whether a message that the reader comes to is known to wait; see `DelayedDeliveryTracker.skip`."""
@@ -423,13 +419,19 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
         """See `DelayedDeliveryTracker.unknown`. Complexity: bitmap operations, if none of them is known to wait."""
         entries, index, now_ms = bitmaps_of(positions), self._index, check_time(now_ms, name="now_ms")
-        with index.lock:
-            index.move_due(now_ms)
-            if not self._is_cut_off and not index.held.has_any(entries):
-                self._read_due_log()
-                if not self._due.has_any(entries):
-                    return positions
-        return super().unknown(positions, now_ms=now_ms)
+        while True:
+            with index.lock:
+                index.move_due(now_ms)
+                if not self._is_cut_off:
+                    held = index.held
+                    known = [each for each in positions if each in held] if held.has_any(entries) else []
+                    self._read_due_log()  # before the window grows, as in `_meet`
+                    if known:
+                        self._first, self._last = min(self._first, *known), max(self._last, *known)
+                    elif not self._due.has_any(entries):
+                        return positions
+                    return [each for each in positions if each not in held and each not in self._due]
+            self._derive()
 
     def count_between(self, first: Position, end: Position) -> int:
         """Return how many messages of the index from `first` (included) to `end` (excluded) are not yet due."""
@@ -455,7 +457,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._catch_up_now(check_time(now_ms, name="now_ms"))
         found = self._take_unacked(1)
         self._put_back(found)
-        return bool(found)
+        return any(entries for _, entries in found)
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out the lowest due positions that are not acked, at most `max_messages`, in order.
@@ -467,8 +469,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         max_messages = integer("max_messages", max_messages)
         check_count("max_messages", max_messages, least=0)
         self._catch_up_now(check_time(now_ms, name="now_ms"))
-        found = self._take_unacked(max_messages)
-        return list(chain.from_iterable(positions_of(*each) for each in found))
+        return list(chain.from_iterable(starmap(positions_of, self._take_unacked(max_messages))))
 
     @property
     def delayed_message_count(self) -> int:
@@ -597,11 +598,10 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
     def _read_into(self, due: PositionSet) -> None:
         first, end = self._window()
-        log = self._index.due_log
-        is_only_reader = len(log.readers) == 1
-        for batch in batches_from(self.unread):
-            due.update_between(batch.positions, first=first, end=end, is_given_up=is_only_reader)
-        self.unread = log.end
+        is_only_reader = len(self._index.due_log.readers) == 1
+        while self.unread.next is not None:
+            due.update_between(self.unread.positions, first=first, end=end, is_given_up=is_only_reader)
+            self.unread = self.unread.next
 
     def _derive(self) -> None:
         """Derive the messages that fell due since the view was cut off: not in flight, and not held by the index."""
@@ -616,7 +616,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         self._due.update(missed)
 
     def _take_unacked(self, count: int) -> list[tuple[int, BitMap]]:
-        """Remove the lowest due messages, up to `count` unacked ones, and return those."""
+        """Remove the lowest due messages, up to `count` unacked ones, and return those by ledger, maybe none of one."""
         taken: list[tuple[int, BitMap]] = []
         discard = self._discard_acked if self._subscription is None else self._subscription.discard_acked
         try:
@@ -629,7 +629,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         except BaseException:
             self._put_back(taken)
             raise
-        return [(ledger_id, entries) for ledger_id, entries in taken if entries]
+        return taken
 
     def _put_back(self, taken: list[tuple[int, BitMap]]) -> None:
         for ledger_id, entries in taken:

@@ -421,19 +421,19 @@ class Admission:
         """Return whether no limit on the ack state keeps new messages back: closed, or without room for one more."""
         # If one does, the gate learns of the waiting message. It reports since when it waits, and wakes its waiters
         # once it has room.
-        gate, has_unread = self.gate, self.cursor.reader.has_unread
+        gate, reader = self.gate, self.cursor.reader
         if gate is None:
             return True
         cost = self.next_cost
-        if self._promotes_young and has_unread:
+        if self._promotes_young and reader.has_unread:
             self._promote_for(cost, now_ms=now_ms)
-        usage, bytes_max, ranges_max = self.usage(), self._bytes_limit, self._ranges_limit
+        ranges_max = self._ranges_limit
         is_binding = (
-            (gate.is_closed and not ACK_STATE_RULES.isdisjoint(self._closed_by(usage)))
-            or (bytes_max is not None and usage.unpersisted_record_bytes + usage.reserved_bytes + cost > bytes_max)
-            or (ranges_max is not None and usage.range_count + usage.reserved_ranges >= ranges_max)
+            not self.has_bytes_for(cost)
+            or (ranges_max is not None and self._view.range_count_to_persist + self._sent.reserved_ranges >= ranges_max)
+            or (gate.is_closed and not ACK_STATE_RULES.isdisjoint(self._closed_by(self.usage())))
         )
-        if is_binding and has_unread:
+        if is_binding and reader.has_unread:
             gate.request((cost,), usage=self.usage(consumer), consumer=consumer, now_ms=now_ms)
         return not is_binding
 
@@ -490,7 +490,7 @@ class Admission:
             self._sent.add(sent.consumer, (position,), (sent,))
             return True
         cost = isolated_range_bytes(*position)
-        if not self.has_bytes_for(cost):
+        if self._promotes_young and not self.has_bytes_for(cost):
             self._promote_for(cost, now_ms=now_ms)
         with self.cursor.lock:
             reserved = full = sent._replace(record_bytes=cost, range_count=1)

@@ -65,26 +65,21 @@ class ReplayQueue:
         self._all: dict[Position, Waiting] = {}
         self.get: Callable[[Position], Waiting | None] = self._all.get
         """Returns the state of a waiting message; None if it does not wait."""
-        self._in_order = PositionSet()  # the same positions
+        self.in_order = PositionSet()  # the same positions: to be read, not changed
         # The messages that may be sent now, by owner, and the owner of each. Invariant: both agree.
         self._ready: dict[str, PositionSet] = {}
         self._owners: dict[Position, str] = {}
-        self.is_ready: Callable[[Position], bool] = self._owners.__contains__
-        """Returns whether a waiting message may be sent now."""
         self._not_before: list[tuple[int, Position]] = []  # a heap; may have messages that were taken or put back since
         self._latest_ms: int | None = None  # the latest time since the clock was last set back
         # In order; a list, since most keys have a few messages at most.
         self._of_key: dict[bytes, list[Position]] = {}
-        # The messages, in any order, and their keys: to be read, not changed. Both follow the queue.
-        self.positions, self.keys = self._all.keys(), self._of_key.keys()
+        # The messages, in any order, their keys, and those that may be sent now: to be read. All follow the queue.
+        self.positions, self.keys, self.ready = self._all.keys(), self._of_key.keys(), self._owners.keys()
         # The messages of a key that wait for a time. Invariant: exactly those below the lowest of them may be sent.
         self._timed_of_key: dict[bytes, PositionSet] = {}
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def __contains__(self, position: object) -> bool:
-        return position in self._all
 
     @property
     def next_until_ms(self) -> int | None:
@@ -97,10 +92,6 @@ class ReplayQueue:
             heapq.heappop(self._not_before)
         return None
 
-    def in_order(self) -> PositionSet:
-        """Return all positions: to be read, not changed."""
-        return self._in_order
-
     def ready_for(self, owner: str) -> PositionSet:
         """Return the messages that an owner may have now: to be read, not changed."""
         # A set that is not empty follows each put and take until consumers are opened or closed; call again after that.
@@ -110,7 +101,7 @@ class ReplayQueue:
         """Add a message; it does not wait yet."""
         assert position not in self._all
         self._all[position] = waiting
-        self._in_order.add(position)
+        self.in_order.add(position)
         if waiting.key is not None:
             self._link(position, waiting.key)
         if not waiting.until_ms:
@@ -125,7 +116,7 @@ class ReplayQueue:
         assert self._all.keys().isdisjoint(positions)
         self._all.update(zip(positions, waiting, strict=True))
         for ledger_id, entries in bitmaps_of(positions).items():
-            self._in_order.update_entries(ledger_id, entries)
+            self.in_order.update_entries(ledger_id, entries)
         ready: dict[str, list[Position]] = {}
         keys = [each.key for each in waiting]
         for position, key, owner in zip(positions, keys, self._owners_of(keys), strict=True):
@@ -147,7 +138,7 @@ class ReplayQueue:
         """Remove messages that are ready for an owner, as `take` does each; at a fraction of the time."""
         ready = self._ready[owner]
         for ledger_id, entries in bitmaps_of(positions).items():
-            self._in_order.discard_entries(ledger_id, entries)
+            self.in_order.discard_entries(ledger_id, entries)
             ready.discard_entries(ledger_id, entries)
         for position in positions:
             del self._owners[position]
@@ -158,7 +149,7 @@ class ReplayQueue:
     def take(self, position: Position) -> Waiting:
         """Remove a message that waits."""
         waiting = self._all.pop(position)
-        self._in_order.discard(position)
+        self.in_order.discard(position)
         self._unready(position)
         if waiting.key is not None:
             self._unlink(position, waiting.key)
@@ -220,7 +211,7 @@ class ReplayQueue:
     def clear(self) -> None:
         """Forget everything."""
         self._all.clear()
-        self._in_order.clear()
+        self.in_order.clear()
         self._ready.clear()
         self._owners.clear()
         self._timed_of_key.clear()
@@ -295,7 +286,7 @@ class ReplayQueue:
         """Assert every invariant. Complexity: O(waiting)."""
         assert {position: owner for owner, ready in self._ready.items() for position in ready} == self._owners
         assert self._owners.keys() <= self._all.keys()
-        assert list(self._in_order) == sorted(self._all)
+        assert list(self.in_order) == sorted(self._all)
         assert all(not self._all[position].until_ms for position in self._owners)
         assert {position for of_key in self._of_key.values() for position in of_key} == {
             position for position, waiting in self._all.items() if waiting.key is not None
@@ -399,9 +390,12 @@ class DelayedMessages:
         while (early_ms := self.next_early_ms) is not None and early_ms <= now_ms:
             self._due.append(heapq.heappop(self._early)[1])
         # Some trackers do not know acks, and a stale one has messages that the log has not: they take no one's place.
-        while count > 0 and (due_now := self._tracker.scheduled_messages(count, now_ms=now_ms)):
+        while count > 0:
+            due_now = self._tracker.scheduled_messages(count, now_ms=now_ms)
             unacked = [position for position in due_now if self._cursor.view.is_unacked(position)]
             self._due += unacked
+            if len(due_now) < count:  # There are no more.
+                break
             count -= len(unacked)
         return list(self._due)
 
@@ -614,7 +608,7 @@ class UnackedMessages:
 
     def put(self, position: Position, waiting: Waiting) -> None:
         """Queue a message, unless it is queued or in flight."""
-        if position not in self.waiting and position not in self._deliveries:
+        if position not in self.waiting.positions and position not in self._deliveries:
             self.waiting.put(position, waiting)
 
     def acked(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
@@ -637,7 +631,7 @@ class UnackedMessages:
         """Note acks, as `acked` for each; `entries` are the same positions by ledger."""
         self._complete(positions, entries)
         self._acked_count += newly_acked
-        if self.waiting.in_order().has_any(entries):
+        if self.waiting.in_order.has_any(entries):
             for position in self.waiting.positions & set(positions):
                 self.waiting.take(position)
         self.reader.forget(positions)
@@ -661,7 +655,7 @@ class UnackedMessages:
         """Note that everything up to a position was acked."""
         self._complete(_up_to(position, self._deliveries.in_order()))
         self._acked_count += newly_acked
-        for each in _up_to(position, self.waiting.in_order()):
+        for each in _up_to(position, self.waiting.in_order):
             self.waiting.take(each)
         self.reader.forget([each for each in self.reader.kept if each <= position])
         self._admission.usage_decreased(now_ms=now_ms)
@@ -714,7 +708,7 @@ class UnackedMessages:
         for ledger_id, entries in self._cursor.view.unacked_between(first, min(end, self._cursor.reader.position)):
             unsent.update_entries(ledger_id, entries)
         unsent.difference_update(self._deliveries.in_order())
-        unsent.difference_update(self.waiting.in_order())
+        unsent.difference_update(self.waiting.in_order)
         for position in self.delayed:
             unsent.discard(position)
         return unsent
@@ -727,7 +721,7 @@ class UnackedMessages:
         self._acked_count = acked_count
         acked, unacked = PositionSet(), PositionSet()
         for each in (acked, unacked):
-            each.update(self.waiting.in_order())
+            each.update(self.waiting.in_order)
         unacked.apply(self._cursor.view.discard_acked)
         acked.difference_update(unacked)
         for position in acked:
@@ -749,7 +743,7 @@ class UnackedMessages:
     def _postpone(self, position: Position, now_ms: int) -> None:
         """Postpone a message that cannot be read, so that it delays no other."""
         lost = Waiting(HoleReason.DATA_LOST, key=self._consumers.sticky_key(position, None))
-        waiting = self.waiting.take(position) if position in self.waiting else lost
+        waiting = self.waiting.take(position) if position in self.waiting.positions else lost
         self.put(position, waiting._replace(until_ms=now_ms + _UNREADABLE_RETRY_MS))
 
 

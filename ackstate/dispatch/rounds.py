@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import isawaitable, iscoroutine
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, final
 
 from ackstate.dispatch.admission import ACK_STATE_RULES, AckRefusedError, Sent
@@ -16,7 +16,7 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position
 from ackstate.stores.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ackstate.dispatch.admission import Admission
     from ackstate.dispatch.consumers import Consumers
@@ -40,11 +40,12 @@ _LOWEST, _END = Position(0, 0), Position(LEDGER_ID_MAX, ENTRY_ID_MAX + 1)
 class Batch:
     """The messages that one consumer receives in a round."""
 
-    __slots__ = ("_begin", "_end", "consumer", "counts", "deliveries", "permits", "permits_before")
+    __slots__ = ("_begin", "_end", "consumer", "counts", "deliveries", "owner", "permits", "permits_before")
 
-    def __init__(self, consumer: str, permits: int, *, permits_before: int) -> None:
+    def __init__(self, consumer: str, permits: int, *, owner: str) -> None:
+        self.consumer, self.owner = consumer, owner  # the consumer, and the owner of the messages that it may receive
         # How many more messages it may receive: below 0 after a batch of more messages than it had permits.
-        self.consumer, self.permits, self.permits_before = consumer, permits, permits_before
+        self.permits = self.permits_before = permits
         self.deliveries: list[Delivery] = []
         self.counts: dict[Position, tuple[int, int]] = {}  # how often each was sent that is sent again
         self._begin = self._end = 0
@@ -136,8 +137,7 @@ class Dispatcher:
         """Send to one consumer, whatever its permits."""
         self._begin(max_entries, only=consumer, now_ms=now_ms)
         self._takes_permits = False
-        batch = self._batches[consumer] = Batch(consumer, _UNLIMITED, permits_before=self._permits.of(consumer))
-        batch.begin_turn(max_entries)
+        batch = self._batch(consumer)
         self._send()
         return batch
 
@@ -151,7 +151,7 @@ class Dispatcher:
         if self._has_permits():
             names = [self._only] if self._only is not None else self._permits.in_turn() if self._needs_keys else []
             for name in names:
-                self._batch(name).begin_turn(self._left)
+                self._batch(name)
             self._send()
             if self._only is not None:  # until the time of the queued messages has come, or they are acked
                 self._is_held_up = self._holds_order()
@@ -219,9 +219,11 @@ class Dispatcher:
         self._messages.notice_acks_elsewhere()
         self._waiting.release(now_ms=now_ms)
         due_count = self._queue_due()
-        if not self._admits_new():
+        if not self._admission.admits_new(self._only or "", now_ms=now_ms):
             self._fill_holes()
         else:
+            self.binds = False
+            self._admission.refused_by = None
             passes_left = 1
             while passes_left:
                 self._has_met_counted = False
@@ -236,31 +238,23 @@ class Dispatcher:
                 )
             if self._is_refused and self._admission.refused_by in ACK_STATE_RULES:
                 self._fill_holes()
-        if due_count or (self.binds and not did_bind):
+        if self._takes_permits and (due_count or (self.binds and not did_bind)):
             self._may_send_more |= min(self._delayed.next_due_ms, default=now_ms + 1) <= now_ms
-
-    def _admits_new(self) -> bool:
-        """Return whether no limit of the ack state keeps new messages back, not even after young acks are persisted."""
-        if self._admission.admits_new(self._only or "", now_ms=self._now_ms):
-            self.binds = False
-            self._admission.refused_by = None
-            return True
-        return False
 
     def _holds_order(self) -> bool:
         """Return whether queued messages must go before unread ones, though their time has not come."""
-        return self._consumers.active is not None and len(self._waiting) > 0
+        return self._consumers.is_single_active and len(self._waiting) > 0
 
     def _queue_due(self) -> int:
         """Queue messages that are due now, about as many as the consumers take, and return how many."""
         if self._needs_keys:
-            missing = sum(self._missing(name, batch.room) for name, batch in self._batches.items())
+            missing = sum(self._missing(each.owner, min(self._left, each.permits)) for each in self._batches.values())
         else:
             missing = self._missing(ANYONE, self._room())
         if missing and self._only is None:
             missing = max(missing, _READ_COUNT_MIN)  # Some may be for others, or find no room.
         due = self._delayed.take_due(missing, now_ms=self._now_ms)
-        keys: list[tuple[Position, bytes | None]] = [(position, None) for position in due]
+        keys: Iterable[tuple[Position, bytes | None]] = zip(due, repeat(None))
         if self._needs_keys:
             read = self._reader.read(due, now_ms=self._now_ms)
             self._reader.keep(read)
@@ -289,8 +283,8 @@ class Dispatcher:
     def _batch(self, name: str) -> Batch:
         batch = self._batches.get(name)
         if batch is None:
-            permits = self._permits.of(name)
-            batch = self._batches[name] = Batch(name, permits, permits_before=permits)
+            permits = self._permits.of(name) if self._takes_permits else _UNLIMITED
+            batch = self._batches[name] = Batch(name, permits, owner=name if self._needs_keys else ANYONE)
         return batch
 
     def _turns(self, *, count: int = 0) -> Iterator[Batch]:
@@ -323,14 +317,11 @@ class Dispatcher:
         self._is_refused = True
         return False
 
-    def _owner(self, batch: Batch) -> str:
-        return batch.consumer if self._needs_keys else ANYONE
-
     # Queued messages
 
     def _send_waiting(self) -> bool:
         """Send queued messages, the lowest first; return False if a rule for all consumers refused one."""
-        for batch in self._turns():
+        for batch in self._turns() if self._waiting.ready else ():
             if self._needs_keys and not self._waiting.ready_for(batch.consumer):
                 continue
             is_sent = self._send_waiting_to(batch)
@@ -345,15 +336,12 @@ class Dispatcher:
 
     def _send_waiting_to(self, batch: Batch) -> bool:
         """Send queued messages to a consumer; return whether none of them was refused."""
-        while batch.room:
-            positions = self._lowest_waiting(batch)
-            if not positions:
-                return True
+        while positions := self._lowest_waiting(batch):
             read, at = self._reader.read(positions, now_ms=self._now_ms), 0
             while at < len(read) and batch.room:
                 count = self._send_unsent(read, batch, at=at)
                 # The receiver of dead letters may have acked others, and those of a key wait with the first of them.
-                if not count and (not self._waiting.is_ready(read[at][0]) or self._send_queued(*read[at], batch)):
+                if not count and (read[at][0] not in self._waiting.ready or self._send_queued(*read[at], batch)):
                     count = 1
                 if not count:
                     self._reader.keep(read[at:])
@@ -367,16 +355,17 @@ class Dispatcher:
         waiting, end = self._waiting, at
         for position, message in islice(read, at, None):
             state = waiting.get(position)
-            may_go = message.deliver_at_ms <= self._now_ms and waiting.is_ready(position)
+            may_go = message.deliver_at_ms <= self._now_ms and position in waiting.ready
             if state is None or state.reason is not HoleReason.NEVER_DELIVERED or not may_go:
                 break
             end += 1
         sent_count = self._send_new(read[at:end], batch) if end - at > 1 else 0
-        waiting.take_all(self._owner(batch), [position for position, _ in read[at : at + sent_count]])
+        if sent_count:
+            waiting.take_all(batch.owner, [position for position, _ in read[at : at + sent_count]])
         return sent_count
 
     def _lowest_waiting(self, batch: Batch) -> list[Position]:
-        while positions := list(islice(self._waiting.ready_for(self._owner(batch)), batch.room)):
+        while positions := list(islice(self._waiting.ready_for(batch.owner), batch.room)):
             acked = self._cursor.view.acked_among(positions)
             if not acked:
                 break
@@ -388,9 +377,10 @@ class Dispatcher:
 
     def _send_unread(self) -> None:
         """Read messages for all consumers, and send them in turns."""
-        while room := self._room():
-            before, sent_count = self._cursor.reader.position, 0
-            read = self._read_unread(room)
+        reader = self._cursor.reader
+        while reader.has_unread and (room := self._room()):
+            before, sent_count = reader.position, 0
+            read = self._read_unread(before, room)
             try:
                 for batch in self._turns(count=len(read)) if read else ():
                     sent_count += self._send_new(read[sent_count : sent_count + batch.room], batch)
@@ -400,18 +390,17 @@ class Dispatcher:
                         break
             finally:
                 if unsent := read[sent_count:]:  # The reader reads these again, and all above them.
-                    self._cursor.reader.rewind(unsent[0][0])
+                    reader.rewind(unsent[0][0])
                     self._reader.keep(unsent)
-            if sent_count < len(read) or self._has_met_counted:
-                return
-            if self._cursor.reader.position == before or not self._cursor.reader.has_unread:
+            if sent_count < len(read) or self._has_met_counted or reader.position == before:
                 return
 
     def _send_unread_by_key(self) -> None:
         """Read messages for all consumers, and divide them: those of a slow one are queued, and hold up no other."""
-        while (room := self._room()) and (space := self._look_ahead_max - len(self._waiting)) > 0:
-            before = self._cursor.reader.position
-            read = self._read_unread(min(max(room, _READ_COUNT_MIN), space))
+        reader, room = self._cursor.reader, 0
+        while reader.has_unread and (room := self._room()) and (space := self._look_ahead_max - len(self._waiting)) > 0:
+            before = reader.position
+            read = self._read_unread(before, min(max(room, _READ_COUNT_MIN), space))
             shares, unsent = self._divided(read)
             try:
                 for name, share in shares.items():
@@ -426,11 +415,9 @@ class Dispatcher:
                 for share in shares.values():
                     unsent += share
                 self._queue(unsent)
-            if self._is_refused or self._has_met_counted:
+            if self._is_refused or self._has_met_counted or reader.position == before:
                 return
-            if self._cursor.reader.position == before or not self._cursor.reader.has_unread:
-                return
-        self._is_held_up = room > 0 and self._cursor.reader.has_unread
+        self._is_held_up = room > 0 and reader.has_unread
 
     def _divided(self, read: Read) -> tuple[dict[str, list[tuple[Position, Message]]], list[tuple[Position, Message]]]:
         """Return the messages that each consumer receives now, and those that are queued."""
@@ -452,11 +439,12 @@ class Dispatcher:
                 others.append(each)
         return shares, others
 
-    def _read_unread(self, count: int, *, last: Position | None = None) -> list[tuple[Position, Message]]:
+    def _read_unread(
+        self, before: Position, count: int, *, last: Position | None = None
+    ) -> list[tuple[Position, Message]]:
         """Move the reader by up to `count` entries, not past `last`, and return those of them that need not wait."""
-        # After an error the reader is where it was.
+        # It is at `before` now, and after an error.
         reader, now_ms = self._cursor.reader, self._now_ms
-        before = self._cursor.reader.position
         with self._delayed.reading(before):
             try:
                 positions = reader.read(count)
@@ -464,9 +452,11 @@ class Dispatcher:
                     reader.rewind(next(position for position in positions if position > last))
                     positions = [position for position in positions if position <= last]
                 # A hole may have been filled with some before their turn.
-                for passed in (self._admission.deliveries.in_order(), self._waiting.in_order()):
-                    if positions and passed.has_between(positions[0], positions[-1]):
-                        positions = [position for position in positions if position not in passed]
+                if positions:
+                    first, end = positions[0], Position(positions[-1].ledger_id, positions[-1].entry_id + 1)
+                    for passed in (self._admission.deliveries.in_order(), self._waiting.in_order):
+                        if passed.count_between(first, end):
+                            positions = [position for position in positions if position not in passed]
                 if (cancelled := self._log.cancelled) is not None:
                     positions = [each for each in positions if each not in cancelled or not self._drop(each)]
                 read = self._reader.read(self._delayed.to_read(positions, now_ms=now_ms), now_ms=now_ms)
@@ -510,7 +500,7 @@ class Dispatcher:
     def _fill_holes_for(self, batch: Batch) -> None:
         """Send messages that fill holes, the lowest hole first, from where the last round stopped."""
         self.binds = True
-        owner, view = self._owner(batch), self._cursor.view
+        owner, view = batch.owner, self._cursor.view
         turn = self.hole_turns.get(owner, _LOWEST)
         parts = [(turn, _END), (_LOWEST, turn)]
         refused_left = _REFUSED_HOLES_MAX
@@ -528,7 +518,7 @@ class Dispatcher:
             unread, highest = self._cursor.reader.position, self._cursor.deleted.last_range()
             if highest is None or unread > highest[1]:
                 return
-            self._queue(self._read_unread(_READ_AHEAD_COUNT, last=highest[1]))
+            self._queue(self._read_unread(unread, _READ_AHEAD_COUNT, last=highest[1]))
             if self._cursor.reader.position == unread and not self._has_met_counted:
                 return
             self._has_met_counted = False
@@ -712,7 +702,7 @@ class Dispatcher:
 
     def _try_again_later(self, position: Position) -> None:
         """Postpone a message that a receiver or a store did not take, so that no other has to wait for it."""
-        if position in self._waiting:
+        if position in self._waiting.positions:
             waiting = self._waiting.take(position)
             self._messages.put(position, waiting._replace(until_ms=self._now_ms + _RETRY_MS))
 

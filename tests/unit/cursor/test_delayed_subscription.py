@@ -28,6 +28,15 @@ def test_what_is_acked_before_it_is_due_never_comes(make_trackers):
 
 
 @every_tracker
+def test_what_is_acked_takes_no_ones_place(make_trackers):
+    topic = DelayedTopic(make_trackers())
+    topic.publish(100, 100, 100, 100, 100)
+    assert topic.dispatch(now_ms=0) == []
+    topic.ack(0, 1, 3)
+    assert topic.dispatch(now_ms=200, count=2) == [2, 4]
+
+
+@every_tracker
 def test_a_seek_back_delivers_all_again_and_none_early(make_trackers):
     topic = DelayedTopic(make_trackers())
     topic.publish(NONE, 100, 200, 300, 400, 500, 600)
