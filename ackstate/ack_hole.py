@@ -23,8 +23,8 @@ from ackstate.deleted_ranges import (
     range_bytes,
     range_first_bytes,
     range_fixed_bytes,
-    range_last_bytes,
     ranges_bytes,
+    varint_bytes,
 )
 from ackstate.entry_bitmap import firsts, lasts
 from ackstate.position import ENTRY_ID_MAX, Position, check_position
@@ -175,9 +175,9 @@ def _growth(stretch: Run, acked: BitMap) -> tuple[int, int]:
     joins_below = first > 0 and first - 1 in acked
     joins_above = end <= ENTRY_ID_MAX and end in acked
     if joins_below and joins_above:
-        return -range_fixed_bytes(ledger_id) - range_first_bytes(end) - range_last_bytes(first - 1), -1
+        return -range_fixed_bytes(ledger_id) - range_first_bytes(end) - varint_bytes(first - 1), -1
     if joins_below:
-        return range_last_bytes(end - 1) - range_last_bytes(first - 1), 0
+        return varint_bytes(end - 1) - varint_bytes(first - 1), 0
     if joins_above:
         return range_first_bytes(first) - range_first_bytes(end), 0
     return range_bytes(ledger_id, first, end - 1), 1

@@ -240,13 +240,15 @@ class DeletedRanges:
         """Return the lowest range as ``(lower, upper]``, or None."""
         if not self._ledger_ids:
             return None
-        return self._open_closed(Position(self._ledger_ids[0], self._bitmaps[0].min()))
+        ledger_id, first = self._ledger_ids[0], self._bitmaps[0].min()
+        return Position(ledger_id, first - 1), Position(ledger_id, run_end(self._bitmaps[0], first) - 1)
 
     def last_range(self) -> tuple[Position, Position] | None:
         """Return the highest range as ``(lower, upper]``, or None."""
         if not self._ledger_ids:
             return None
-        return self._open_closed(Position(self._ledger_ids[-1], self._bitmaps[-1].max()))
+        ledger_id, last = self._ledger_ids[-1], self._bitmaps[-1].max()
+        return Position(ledger_id, run_around(self._bitmaps[-1], last)[0] - 1), Position(ledger_id, last)
 
     def span(self) -> tuple[Position, Position] | None:
         """Return the lower end of the first range and the upper end of the last, or None."""
@@ -383,14 +385,11 @@ class DeletedRanges:
 
     def discard_missing(self, ledgers: LedgerMap) -> None:
         """Remove the entries that a message log does not have. Complexity: O(ledgers, and containers of those)."""
-        lost = DeletedRanges()
-        for ledger_id, bitmap in self.bitmaps():
+        for ledger_id, bitmap in list(self.bitmaps()):
             if bitmap.max() >= (entry_count := ledgers.entry_count(ledger_id)):
                 gone = bitmap.copy()
                 gone.remove_range(0, entry_count)
-                lost.add_entries(ledger_id, gone)
-        if lost:
-            self.difference_update(lost)
+                self.difference_update(DeletedRanges.from_bitmaps([(ledger_id, gone)]))
 
     def remove_at_most(self, position: Position) -> int:
         """Remove every entry at or below a position and return their number; entry -1 removes only the ledgers below.
@@ -446,11 +445,6 @@ class DeletedRanges:
         twin._count(len(self), self.range_count, self.record_bytes)
         return twin
 
-    def _open_closed(self, position: Position) -> tuple[Position, Position]:
-        run = self.run_containing(position)
-        assert run is not None
-        return Position(run.ledger_id, run.first - 1), Position(run.ledger_id, run.end - 1)
-
     def _turn_to(self, ledger_id: int) -> None:
         """Make a ledger the recent one, and add it if it is missing: an entry of it is about to be added."""
         if self._new:
@@ -499,7 +493,7 @@ class DeletedRanges:
         if last < ENTRY_ID_MAX and last in bitmap and last + 1 in bitmap:
             # The cut split a range: the rest has a new lower end, and the removed part had no upper end there.
             rest_bytes = range_fixed_bytes(ledger_id) + range_first_bytes(last + 1)
-            self._count(0, 1, rest_bytes + range_last_bytes(last))
+            self._count(0, 1, rest_bytes + varint_bytes(last))
         bitmap.remove_range(first, last + 1)
         if not bitmap:
             self._forget_ledgers(1)
@@ -624,7 +618,7 @@ def varint_bytes(number: int) -> int:
 
 def range_fixed_bytes(ledger_id: int) -> int:
     """Return the size of any range of this ledger, without its two entry ids."""
-    return 10 + 2 * varint_bytes(ledger_id)
+    return 10 + 2 * VARINT_BYTES[ledger_id.bit_length()]
 
 
 def range_first_bytes(first: int) -> int:
@@ -632,14 +626,9 @@ def range_first_bytes(first: int) -> int:
     return VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
 
 
-def range_last_bytes(last: int) -> int:
-    """Return the size of a range's upper end, given its last acked entry."""
-    return VARINT_BYTES[last.bit_length()]
-
-
 def range_bytes(ledger_id: int, first: int, last: int) -> int:
     """Return the size of one range, from its first to its last acked entry, both inclusive."""
-    return range_fixed_bytes(ledger_id) + range_first_bytes(first) + range_last_bytes(last)
+    return range_fixed_bytes(ledger_id) + range_first_bytes(first) + VARINT_BYTES[last.bit_length()]
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:
@@ -671,7 +660,7 @@ def firsts_bytes(firsts: BitMap) -> int:
 
 
 def lasts_bytes(lasts: BitMap) -> int:
-    """Sum `range_last_bytes` over a bitmap of last entries. Complexity: as `firsts_bytes`."""
+    """Sum `varint_bytes` over a bitmap of last entries. Complexity: as `firsts_bytes`."""
     return _varints_bytes(lasts, 0)
 
 

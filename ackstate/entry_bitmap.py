@@ -155,8 +155,10 @@ def bitmap_of_runs(
 
 def run_around(bitmap: BitMap, entry_id: int) -> tuple[int, int]:
     """Return the begin (inclusive) and the end (exclusive) of the run that contains an entry, which must be set."""
-    before = _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
-    return entry_id - before, run_end(bitmap, entry_id)
+    begin = entry_id
+    if entry_id and entry_id - 1 in bitmap:
+        begin -= _gallop(limit=entry_id, holds=lambda n: bitmap.contains_range(entry_id - n, entry_id))
+    return begin, run_end(bitmap, entry_id)
 
 
 def run_end(bitmap: BitMap, entry_id: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast, final
 from ackstate.checks import check_within
 from ackstate.errors import corrupt
 from ackstate.sealed import Reader
-from ackstate.wire.native import check_properties_fit, decode_text_properties, encode_text_properties
+from ackstate.wire.native import check_text_properties, decode_text_properties, encode_text_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -146,7 +146,7 @@ def _check_fields(message: Message) -> None:
             raise ValueError(f"key must have fewer than {_KEY_BYTES_END} bytes, got {len(key)}")
     if not isinstance(properties, Mapping):
         raise TypeError(f"properties must be a mapping of text to text, got {_shown(properties)}")
-    check_properties_fit(properties, called="message property")
+    check_text_properties(properties, called="message property")
 
 
 def _check_bytes(name: str, value: object) -> None:

@@ -27,7 +27,7 @@ from ackstate.errors import AckStateError, CursorClosedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position, positions_of
 from ackstate.stores.base import call_each
-from ackstate.wire.native import check_cursor_properties, check_properties
+from ackstate.wire.native import check_properties, check_text_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,7 +80,7 @@ class CursorOpening:
             raise TypeError(f"ledgers must be a LedgerMap, such as log.ledgers, got a {type(self.ledgers).__name__}")
         if self.start is not None:
             check_position(self.start)
-        check_cursor_properties(self.properties)
+        check_text_properties(self.properties)
 
 
 __all__ = ["ManagedCursor", "persist_all"]
@@ -504,7 +504,7 @@ class ManagedCursor:
 
         Source: ``ManagedCursorImpl.setCursorProperties`` of Apache Pulsar.
         """
-        check_cursor_properties(properties)
+        check_text_properties(properties)
         for name in properties:
             if name.startswith(INTERNAL_PREFIX):
                 raise ValueError(f"cursor property {name!r}: names that begin with {INTERNAL_PREFIX!r} are internal")
@@ -523,7 +523,7 @@ class ManagedCursor:
 
         Source: ``ManagedCursorImpl.putCursorProperty`` of Apache Pulsar.
         """
-        check_cursor_properties({name: text})
+        check_text_properties({name: text})
         if not name.startswith(INTERNAL_PREFIX):
             raise ValueError(f"cursor property {name!r}: internal names begin with {INTERNAL_PREFIX!r}")
         with self._persister.writing:

@@ -49,7 +49,7 @@ from ackstate.wire.pulsar import (
 from ackstate.wire.pulsar.codec import NO_LEDGER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ackstate.ledger_map import LedgerMap
 
@@ -227,14 +227,14 @@ def fold(entries: Sequence[bytes], *, what: str, epoch: int, discard_damaged: bo
     # repeated or a stranger.
     if not entries:
         raise CorruptStateError(what, offset=0, expected="a snapshot", found="no record")
-    state = _Folded(what, epoch)
+    state = _Folded(epoch)
     damage = ""
     try:
-        state.add(entries[0])
+        state.add(entries[0], what=what)
         # A last record that was torn keeps those before it from being read at once.
         _ = state.add_deltas(entries[1:]) or state.add_deltas(entries[1:-1])
         for encoded in entries[state.place.sequence :]:
-            state.add(encoded)
+            state.add(encoded, what=what)
     except _DamagedError as error:
         is_torn = error.is_unreadable and state.place.sequence == len(entries) - 1
         if not state.place.sequence or not (is_torn or discard_damaged):
@@ -256,9 +256,8 @@ class _Folded:
 
     # The result is the same as removing them at each record, since the position never goes back, and costs less.
 
-    def __init__(self, what: str, epoch: int) -> None:
+    def __init__(self, epoch: int) -> None:
         self.offset = 0
-        self._what = what
         # Where the next record belongs; its sequence is the number of records so far.
         self.place = JournalOffset(epoch, 0, 0, Position(0, -1))
         self._snapshot: dict[int, BitMap] = {}
@@ -268,12 +267,23 @@ class _Folded:
         self._properties: Mapping[str, int] = {}
         self._counts: dict[Position, tuple[int, int]] = {}
 
-    def add(self, encoded: bytes) -> None:
-        """Add the next record."""
-        parts = _decoded(encoded, what=self._what, offset=self.offset, place=self.place)
-        self._join(parts, self._added if self.place.sequence else self._snapshot)
-        self._properties = parts.properties
-        self._advance([encoded], parts.mark_delete)
+    def add(self, encoded: bytes, *, what: str) -> None:
+        """Add the next record; `_DamagedError` if it cannot be read, or does not belong at its place."""
+        offset, place = self.offset, self.place
+        try:
+            parts = native.decode_parts(encoded)
+        except CorruptStateError as error:
+            damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
+            damaged.is_unreadable = True
+            raise damaged from error
+        kind = RecordKind.DELTA if place.sequence else RecordKind.SNAPSHOT
+        if parts[:4] != (kind, *place[:3]):
+            expected = f"(kind, epoch, sequence, chain) {(int(kind), *place[:3])}"
+            raise _DamagedError(what, offset=offset, expected=expected, found=(int(parts.kind), *parts[1:4]))
+        if parts.mark_delete < place.mark_delete:
+            expected = f"a mark-delete of at least {place.mark_delete}"
+            raise _DamagedError(what, offset=offset, expected=expected, found=parts.mark_delete)
+        self._join([encoded], [parts], parts.properties, parts.mark_delete)
 
     def add_deltas(self, entries: Sequence[bytes]) -> bool:
         """Add the next records and return True, or return False if they must be read one by one."""
@@ -282,10 +292,7 @@ class _Folded:
             return False
         for ledger_id, acked in deltas.bitmaps.items():
             join(self._added, ledger_id, acked)
-        for parts in deltas.others:
-            self._join(parts, self._added)
-        self._properties = deltas.properties
-        self._advance(entries, deltas.mark_delete)
+        self._join(entries, deltas.others, deltas.properties, deltas.mark_delete)
         return True
 
     def content(self) -> CursorState:
@@ -299,8 +306,8 @@ class _Folded:
         mark_delete = self.place.mark_delete
         if mark_delete.ledger_id in bitmaps:
             bitmaps[mark_delete.ledger_id].remove_range(0, mark_delete.entry_id + 1)
-        remaining = sorted(ledger_id for ledger_id in bitmaps if ledger_id >= mark_delete.ledger_id)
-        deleted = DeletedRanges.from_bitmaps((ledger_id, bitmaps[ledger_id]) for ledger_id in remaining)
+        # No two are of one ledger, so that no bitmaps are compared.
+        deleted = DeletedRanges.from_bitmaps(sorted(each for each in bitmaps.items() if each[0] >= mark_delete[0]))
         batch = BatchIndexes()
         for position, unacked_words in self._batch.items():
             if position > mark_delete and position not in deleted:
@@ -310,17 +317,25 @@ class _Folded:
         }
         return CursorState(mark_delete, deleted, batch, self._properties, counts)
 
-    def _join(self, parts: RecordFields, bitmaps: dict[int, BitMap]) -> None:
-        for ledger_id, acked in parts.bitmaps:
-            join(bitmaps, ledger_id, acked)
-        for position, unacked_words in parts.batch:
-            held = self._batch.get(position, unacked_words)
-            # Words that one of them lacks are 0: all of those messages are acked.
-            self._batch[position] = tuple(map(and_, held, unacked_words))
-        self._counts |= parts.counts
-
-    def _advance(self, entries: Sequence[bytes], mark_delete: Position) -> None:
+    def _join(
+        self,
+        entries: Sequence[bytes],
+        contents: Iterable[RecordFields],
+        properties: Mapping[str, int],
+        mark_delete: Position,
+    ) -> None:
+        """Add the next records, whose content is decoded and belongs here."""
         epoch, sequence, _, _ = self.place
+        bitmaps = self._added if sequence else self._snapshot
+        for parts in contents:
+            for ledger_id, acked in parts.bitmaps:
+                join(bitmaps, ledger_id, acked)
+            for position, unacked_words in parts.batch:
+                held = self._batch.get(position, unacked_words)
+                # Words that one of them lacks are 0: all of those messages are acked.
+                self._batch[position] = tuple(map(and_, held, unacked_words))
+            self._counts |= parts.counts
+        self._properties = properties
         self.place = JournalOffset(epoch, sequence + len(entries), native.checksum(entries[-1]), mark_delete)
         self.offset += sum(map(len, entries))
 
@@ -329,29 +344,6 @@ class _DamagedError(CorruptStateError):
     """A record that cannot be read, or that does not belong at its place."""
 
     is_unreadable = False
-
-
-def _decoded(encoded: bytes, *, what: str, offset: int, place: JournalOffset) -> RecordFields:
-    """Read one record and check that it belongs at its place."""
-    try:
-        parts = native.decode_parts(encoded)
-    except CorruptStateError as error:
-        damaged = _DamagedError(what, offset=offset + error.offset, expected=error.expected, found=error.found)
-        damaged.is_unreadable = True
-        raise damaged from error
-    expected = (RecordKind.DELTA if place.sequence else RecordKind.SNAPSHOT, *place[:3])
-    if parts[:4] != expected:
-        raise _DamagedError(
-            what,
-            offset=offset,
-            expected=f"(kind, epoch, sequence, chain) {(int(expected[0]), *place[:3])}",
-            found=(int(parts.kind), *parts[1:4]),
-        )
-    if parts.mark_delete < place.mark_delete:
-        raise _DamagedError(
-            what, offset=offset, expected=f"a mark-delete of at least {place.mark_delete}", found=parts.mark_delete
-        )
-    return parts
 
 
 @final

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ackstate.batch_indexes import BatchIndexes
@@ -233,7 +234,7 @@ class Recovery:
         if discard_damaged:
             count = self._readable_count(ledger_id, count)
         recovered = found.form.recover(
-            lambda first, end: ledgers.read(ledger_id, first, end),
+            partial(ledgers.read, ledger_id),
             count,
             what=f"journal of {self.path}",
             epoch=found.record.epoch,

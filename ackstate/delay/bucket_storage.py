@@ -25,7 +25,7 @@ from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersion
 from ackstate.position import LEDGER_ID_MAX
 from ackstate.sealed import seal, unseal
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
-from ackstate.wire.native import check_properties_fit, decode_text_properties, encode_text_properties
+from ackstate.wire.native import check_text_properties, decode_text_properties, encode_text_properties
 from ackstate.wire.pulsar.delay_snapshot import (
     SegmentMetadata,
     decode_metadata,
@@ -263,7 +263,7 @@ class BucketRegistry:
 
     def put(self, name: str, text: str) -> None:
         """Set the text of a name; errors as for `get_all`, and after `StoreError` it is unknown whether it happened."""
-        check_properties_fit({name: text}, called="name in a delay registry")
+        check_text_properties({name: text}, called="name in a delay registry")
         self._change(lambda texts: {**texts, name: text})
 
     def remove(self, name: str) -> None:

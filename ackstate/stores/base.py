@@ -398,7 +398,7 @@ def _is_ledger_id(number: int) -> bool:
 
 
 def _check_ledger_id(ledger_id: int) -> None:
-    if not _is_ledger_id(ledger_id):
+    if not 0 <= ledger_id <= _ID_MAX:
         raise no_ledger(ledger_id)
 
 

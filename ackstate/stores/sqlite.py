@@ -376,7 +376,18 @@ class _SqliteMetadata(MetadataStore):
 
     def _get(self, path: str) -> Versioned | None:
         with self._database.reading() as connection:
-            return self._find(connection, path)
+            row = connection.execute(_GET, (self._value_bytes_max + SEAL_BYTES, path)).fetchone()
+        if row is None:
+            return None
+        if row[0] is None and isinstance(row[2], int):
+            self._check_size(path, row[2] - SEAL_BYTES)
+        version = self._database.typed(int, row[1])
+        sealed = self._database.typed(bytes, row[0])
+        data = sealed[:-SEAL_BYTES]
+        if google_crc32c.extend(self._salted_key(path, version), sealed) != SEALED:
+            error = self._database.damage(f"the value of {path}, which is not as it was written")
+            raise DamagedValueError(error, version)
+        return Versioned(data, version)
 
     def _put(self, path: str, data: bytes, expected_version: int) -> int:
         def change(connection: sqlite3.Connection) -> int:
@@ -409,20 +420,6 @@ class _SqliteMetadata(MetadataStore):
             rows = connection.execute(query, (prefix, f"{prefix[:-1]}0")).fetchall()
             paths = [self._database.typed(str, value_path) for (value_path,) in rows]
             return [value_path[len(prefix) :].partition("/")[0] for value_path in paths]
-
-    def _find(self, connection: sqlite3.Connection, path: str) -> Versioned | None:
-        row = connection.execute(_GET, (self._value_bytes_max + SEAL_BYTES, path)).fetchone()
-        if row is None:
-            return None
-        if isinstance(row[2], int):
-            self._check_size(path, row[2] - SEAL_BYTES)
-        version = self._database.typed(int, row[1])
-        sealed = self._database.typed(bytes, row[0])
-        data = sealed[:-SEAL_BYTES]
-        if google_crc32c.extend(self._salted_key(path, version), sealed) != SEALED:
-            error = self._database.damage(f"the value of {path}, which is not as it was written")
-            raise DamagedValueError(error, version)
-        return Versioned(data, version)
 
     def _salted_key(self, path: str, version: int) -> int:
         checksum: int = google_crc32c.extend(self._salted, _VALUE_KEY.pack(b"V", version) + path.encode())

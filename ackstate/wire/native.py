@@ -251,7 +251,7 @@ _LENGTHS = struct.Struct("<HI")  # of the name and of the text, in bytes
 _TEXT_BYTES_MAX = 2**20
 
 
-def check_properties_fit(properties: Mapping[str, str], *, called: str) -> None:
+def check_text_properties(properties: Mapping[str, str], *, called: str = "cursor property") -> None:
     """Raise `TypeError` unless names and texts are text, `ValueError` if one is too long or not UTF-8."""
     for name, text in properties.items():
         if not isinstance(name, str) or not isinstance(text, str):
@@ -299,14 +299,9 @@ class Pointer:
             raise ValueError("a pointer must have either a ledger or a snapshot")
 
 
-def check_cursor_properties(properties: Mapping[str, str]) -> None:
-    """Raise `ValueError` or `TypeError` for a name or a text that no pointer can hold."""
-    check_properties_fit(properties, called="cursor property")
-
-
 def encode_pointer(pointer: Pointer) -> bytes:
     """Encode a pointer; `ValueError` if a cursor property, or the snapshot, is too large."""
-    check_cursor_properties(pointer.cursor_properties)
+    check_text_properties(pointer.cursor_properties)
     ledger_id = _NO_LEDGER if pointer.cursor_ledger_id is None else pointer.cursor_ledger_id
     snapshot = b"" if pointer.snapshot is None else encode(pointer.snapshot)
     return seal(
