@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,11 +48,6 @@ def member(name: str, value: object, kind: type[_E]) -> _E:
     raise ValueError(f"{name} must be one of {', '.join(names)}; got {value!r}{did_you_mean(value.lower(), names)}")
 
 
-def check_count(name: str, value: object, *, least: int) -> None:
-    """Refuse a setting that is a boolean or not an integer (`TypeError`), or below the least (`ValueError`)."""
-    check_within(name, value, least=least, most=None)
-
-
 def check_within(name: str, value: object, *, least: int, most: int | None, unit: str = "") -> None:
     """Refuse a boolean or a non-integer (`TypeError`), or a number out of inclusive bounds (`ValueError`)."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -61,6 +57,10 @@ def check_within(name: str, value: object, *, least: int, most: int | None, unit
         shown = value if LONG_MIN <= value <= -LONG_MIN else hex(value)
         bounds = f"at least {least}" if most is None else f"in {least}..{most}"
         raise ValueError(f"{name} must be {bounds}, got {shown}")
+
+
+check_count = partial(check_within, most=None)
+"""Refuses a setting that is a boolean or not an integer (`TypeError`), or below the least (`ValueError`)."""
 
 
 def closest(word: str, known: Iterable[str], *, likeness_min: float = 0.6) -> str:

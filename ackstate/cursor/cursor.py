@@ -467,7 +467,8 @@ class ManagedCursor:
         position = check_position(position)
         with self.lock:
             self.young_age.delivered(position, now_ms=now_ms)
-            self._listeners.delivered(consumer, positions, now_ms=now_ms)
+            if self._listeners.of_deliveries:
+                self._listeners.delivered(consumer, positions, now_ms=now_ms)
 
     def reset(self, position: Position, *, now_ms: int) -> PersistResult:
         """Seek: make a position the next to be read, with nothing acked from there on.

@@ -70,7 +70,7 @@ class Listeners:
     def __init__(self) -> None:
         self.all: tuple[CursorListener, ...] = ()
         self.of_changes: tuple[CursorListener, ...] = ()  # those that receive changes
-        self._of_deliveries: tuple[CursorListener, ...] = ()
+        self.of_deliveries: tuple[CursorListener, ...] = ()
         self._of_bounds: tuple[CursorListener, ...] = ()
 
     def add(self, listener: CursorListener) -> None:
@@ -93,10 +93,9 @@ class Listeners:
 
     def delivered(self, consumer: str, positions: Iterable[Position], *, now_ms: int) -> None:
         """Report the entries that were sent to a consumer."""
-        if self._of_deliveries:
-            runs = [(ledger_id, entry_id, entry_id) for ledger_id, entry_id in positions]
-            for listener in self._of_deliveries:
-                listener.delivered(consumer, runs, now_ms=now_ms)
+        runs = [(ledger_id, entry_id, entry_id) for ledger_id, entry_id in positions]
+        for listener in self.of_deliveries:
+            listener.delivered(consumer, runs, now_ms=now_ms)
 
     def record_bytes_max(self) -> int | None:
         """Return the lowest of their limits; None without one."""
@@ -114,7 +113,7 @@ class Listeners:
 
         self.all = listeners
         self.of_changes = overriding(CursorListener.changed)
-        self._of_deliveries = overriding(CursorListener.delivered)
+        self.of_deliveries = overriding(CursorListener.delivered)
         self._of_bounds = overriding(CursorListener.record_bytes_max)
 
 

@@ -503,7 +503,7 @@ class MessageLog:
         check_name("topic", topic)
         check_within("entries_per_ledger_max", entries_per_ledger_max, least=1, most=2**32)
         check_count("bytes_per_ledger_max", bytes_per_ledger_max, least=1)
-        now_ms = _checked_time(now_ms)
+        now_ms = checked_time(now_ms)
         ownership = LogOwnership.take_over(store, topic)
         record = ownership.record
         trimmed, ledger_ids = _split(store.ledgers.owned_by(log_owner(topic)), record.first_ledger_id)
@@ -582,7 +582,7 @@ class MessageLog:
 
         Raises: As `publish`; nothing is stored.
         """
-        messages, now_ms = checked_messages(messages), _checked_time(now_ms)
+        messages, now_ms = checked_messages(messages), checked_time(now_ms)
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:
@@ -679,7 +679,13 @@ class MessageLog:
             self._room = 0
         positions = list(positions_of(ledger_id, range(last + 1 - count, last + 1)))
         if self._fed:
-            self._feed_all(positions, publication.messages)
+            delayed = [
+                (position, operator_index(message.deliver_at_ms))
+                for position, message in zip(positions, publication.messages, strict=True)
+                if message.deliver_at_ms > 0
+            ]
+            for index in self._fed if delayed else ():
+                index.learn(delayed)
         for listener in self._listeners:
             listener.messages_came()
         return positions
@@ -715,16 +721,6 @@ class MessageLog:
             self.sizes.forget(ledger_id)
             for index in self._fed:  # It lacks the messages of that append: their first reader offers them.
                 index.complete_from = Position(ledger_id, last + 1)
-
-    def _feed_all(self, positions: Sequence[Position], messages: Sequence[Message]) -> None:
-        delayed = [
-            (position, operator_index(message.deliver_at_ms))
-            for position, message in zip(positions, messages, strict=True)
-            if message.deliver_at_ms > 0
-        ]
-        if delayed:
-            for index in self._fed:
-                index.learn(delayed)
 
     def can_read(self, ledger_id: int) -> bool:
         """Return whether the messages of a ledger are in the store."""
@@ -763,7 +759,8 @@ def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
         yield recent_id, first, end
 
 
-def _checked_time(now_ms: int | None) -> int | None:
+def checked_time(now_ms: int | None) -> int | None:
+    """Return the present, if it is given, as a plain integer; refuse one that is out of range."""
     if now_ms is not None:
         now_ms = integer("now_ms", now_ms)
         check_within("now_ms", now_ms, least=0, most=LONG_MAX, unit="milliseconds")

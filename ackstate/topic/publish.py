@@ -6,9 +6,9 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.checks import check_within, integer
-from ackstate.limits.policies import TIME_MS_MAX, DeliveryDelayExceededError
+from ackstate.limits.policies import DeliveryDelayExceededError
 from ackstate.message import CheckedMessages, checked_messages
+from ackstate.topic.log import checked_time
 from ackstate.topic_name import parse_topic
 
 if TYPE_CHECKING:
@@ -136,14 +136,12 @@ class TopicPublisher:
 
     def prepare(self, messages: Sequence[Message], *, now_ms: int | None = None) -> Publication:
         """Return messages at their delivery times for `publish_all`; errors as `publish`, and nothing is stored."""
-        present_ms = 0 if now_ms is None else integer("now_ms", now_ms)
-        check_within("now_ms", present_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
-        policies = self._policies()
+        now_ms, policies = checked_time(now_ms), self._policies()
         refusal: DeliveryDelayExceededError | None = None
         decided: list[Message] = []
         rejected = overridden = 0
         for message in checked_messages(messages):
-            published_ms = message.publish_time_ms or present_ms
+            published_ms = message.publish_time_ms or now_ms or 0
             try:
                 decision = policies.deliver_at(published_ms, message.deliver_at_ms)
             except DeliveryDelayExceededError as error:
@@ -153,10 +151,10 @@ class TopicPublisher:
             decided.append(message._replace(publish_time_ms=published_ms, deliver_at_ms=decision.deliver_at_ms))
             overridden += message.message_count if decision.overrides_client else 0
         if refusal is not None:
-            self._count(REJECTED, rejected)
+            self._counters.count(REJECTED, topic=self._topic, message_count=rejected)
             raise refusal
         publication = self.log.prepare(CheckedMessages(decided), now_ms=now_ms)
-        return publication._replace(on_stored=partial(self._count, OVERRIDDEN, overridden))
-
-    def _count(self, name: str, message_count: int) -> None:
-        self._counters.count(name, topic=self._topic, message_count=message_count)
+        if not overridden:
+            return publication
+        count = partial(self._counters.count, OVERRIDDEN, topic=self._topic, message_count=overridden)
+        return publication._replace(on_stored=count)
