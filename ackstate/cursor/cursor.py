@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.checks import check_count, member
 from ackstate.cursor.config import CursorConfig
-from ackstate.cursor.formats import INTERNAL_PREFIX, Format, Repair, reopened
+from ackstate.cursor.formats import INTERNAL_PREFIX, CursorState, Format, Repair, reopened
 from ackstate.cursor.journal import Journal, cursor_path
 from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
 from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
@@ -184,7 +184,7 @@ class ManagedCursor:
             journal.cursor_properties = dict(opening.properties)
         if start is not None:
             first = state.ledgers.next_valid(Position(start[0], start[1] - 1))
-            state.restore(state.ledgers.previous(first), DeletedRanges(), batch=BatchIndexes(), properties={})
+            state.restore(CursorState(state.ledgers.previous(first), DeletedRanges(), BatchIndexes(), {}))
         begin = partial(Persister.begin_creation, in_metadata=start is not None, now_ms=now_ms)
         result_of(execute_one(self._persister, begin))
         self.recovery_report = report_of(None, journal.form.name, state.mark_delete)
@@ -196,10 +196,7 @@ class ManagedCursor:
         if not form.has_deltas:
             content = reopened(content, state.ledgers)
         is_changed = found.is_repaired or content.mark_delete != report.mark_delete or found.recovered.is_idle
-        state.restore(
-            content.mark_delete, content.deleted, batch=content.batch, properties=content.properties,
-            counts=content.counts,
-        )  # fmt: skip
+        state.restore(content)
         if is_changed or found.form.name is not form.name:
             state.changed()  # A cursor in another format is converted by its next persist.
         if is_changed:

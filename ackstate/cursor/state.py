@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from ackstate.batch_indexes import NO_BATCHES, BatchIndexes
 from ackstate.cursor.config import UNLIMITED
-from ackstate.cursor.formats import CursorState, check_within_log
+from ackstate.cursor.formats import check_within_log
 from ackstate.deleted_ranges import DeletedRanges, range_first_bytes, ranges_bytes
 from ackstate.entry_bitmap import bitmap_of, firsts
 from ackstate.errors import InvalidPositionError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Set
 
     from ackstate.cursor.config import PersistLimits
+    from ackstate.cursor.formats import CursorState
     from ackstate.cursor.results import Receipt
     from ackstate.ledger_map import LedgerMap
     from ackstate.wire.native import DeliveryCounts
@@ -666,18 +667,11 @@ class CursorAckState:
         self.counts.note({each: count for each, count in counts.items() if not self.is_acked(each)})
         self.changed()
 
-    def restore(
-        self,
-        mark_delete: Position,
-        deleted: DeletedRanges,
-        *,
-        batch: BatchIndexes,
-        properties: Mapping[str, int],
-        counts: DeliveryCounts = NO_COUNTS,
-    ) -> None:
+    def restore(self, content: CursorState) -> None:
         """Start, before any ack, from a durable state, whose sets are given away, without entries lost by the log."""
         # No number may count these. A state beyond the end of the log raises `InvalidPositionError`.
-        check_within_log(CursorState(mark_delete, deleted, batch, properties), self.ledgers)
+        check_within_log(content, self.ledgers)
+        mark_delete, deleted, batch, properties, counts = content
         deleted.discard_missing(self.ledgers)
         for position in [position for position in batch if position not in self.ledgers]:
             batch.discard(position)

@@ -252,9 +252,7 @@ def explain_stored(content: CursorState, log: ReadableLog | None, *, top: int, n
 
 def _state(content: CursorState, ledgers: LedgerMap) -> CursorAckState:
     state = CursorAckState(ledgers)
-    state.restore(
-        content.mark_delete, content.deleted.copy(), batch=content.batch.copy(), properties=content.properties
-    )  # fmt: skip
+    state.restore(content._replace(deleted=content.deleted.copy(), batch=content.batch.copy()))
     return state
 
 

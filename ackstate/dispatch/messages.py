@@ -608,7 +608,7 @@ class UnackedMessages:
 
     def put(self, position: Position, waiting: Waiting) -> None:
         """Queue a message, unless it is queued or in flight."""
-        if position not in self.waiting.positions and position not in self._deliveries:
+        if position not in self.waiting.positions and self._deliveries.get(position) is None:
             self.waiting.put(position, waiting)
 
     def acked(self, position: Position, newly_acked: int, *, now_ms: int) -> None:
