@@ -199,8 +199,11 @@ class EffectiveDelayedDelivery:
             ValueError: A time is out of range.
             TypeError: A time is not an integer.
         """
-        check_within("publish_time_ms", publish_time_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
-        check_within("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX, unit="milliseconds")
+        # Each message that is published comes through here, so a valid time costs no call.
+        if type(publish_time_ms) is not int or not 0 <= publish_time_ms <= TIME_MS_MAX:
+            check_within("publish_time_ms", publish_time_ms, least=0, most=TIME_MS_MAX, unit="milliseconds")
+        if type(deliver_at_ms) is not int or not -TIME_MS_MAX <= deliver_at_ms <= TIME_MS_MAX:
+            check_within("deliver_at_ms", deliver_at_ms, least=-TIME_MS_MAX - 1, most=TIME_MS_MAX, unit="milliseconds")
         if not self.active:
             return Decision(-1, overrides_client=False)
         if self.fixed_delivery_delay_ms:

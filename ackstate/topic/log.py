@@ -761,7 +761,7 @@ def _runs(positions: Iterable[Position]) -> Iterator[tuple[int, int, int]]:
 
 def checked_time(now_ms: int | None) -> int | None:
     """Return the present, if it is given, as a plain integer; refuse one that is out of range."""
-    if now_ms is not None:
+    if now_ms is not None and not (type(now_ms) is int and 0 <= now_ms <= LONG_MAX):  # without a call for a valid one
         now_ms = integer("now_ms", now_ms)
         check_within("now_ms", now_ms, least=0, most=LONG_MAX, unit="milliseconds")
     return now_ms
