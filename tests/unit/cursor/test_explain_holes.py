@@ -7,7 +7,7 @@ import pytest
 from ackstate import CursorConfig, StoreError
 from ackstate.dispatch.explain import HoleReason
 from ackstate.limits import Rule
-from topics import NumberedTopic
+from topics import StoryTopic
 
 FAILING = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
 
@@ -24,18 +24,10 @@ def by_first(topic, *, now_ms=10):
 
 def run_of_every_kind():
     """Messages 3 and 4 are delayed until 500 ms; a has 0 and 2, b has 8 and 9; 5 waits until 300 ms, 7 does; c left."""
-    topic = NumberedTopic(tick_time_ms=1)
-    topic.publish(3)
-    topic.publish(2, deliver_at_ms=500)
-    topic.publish(11)
-    assert topic.dispatch("a", 4) == [0, 1, 2, 5]
-    assert topic.dispatch("b", 4) == [6, 7, 8, 9]
-    assert topic.dispatch("c", 4) == [10, 11, 12, 13]
-    topic.ack(1, 6, 10, 12)
-    topic.nack(5, delay_ms=299, now_ms=1)
-    topic.nack(7, now_ms=1)
-    assert topic.subscription.consumer_closed("c") == 2
-    return topic
+    return StoryTopic().tell(
+        "publish 3; publish 2 @500; publish 11; send a 4 -> 0 1 2 5; send b 4 -> 6 7 8 9; send c 4 -> 10 11 12 13; "
+        "ack 1 6 10 12; at 1; nack 5 +299; nack 7; leave c -> 2"
+    )
 
 
 def test_each_hole_says_why_it_is_there():
@@ -51,12 +43,7 @@ def test_each_hole_says_why_it_is_there():
 
 
 def test_a_message_that_was_given_back_says_by_whom_and_until_when():
-    topic = NumberedTopic()
-    topic.publish(5)
-    topic.dispatch("a", 5)
-    topic.ack(1, 3)
-    topic.nack(0, delay_ms=300, now_ms=1)
-    topic.nack(2, now_ms=1)
+    topic = StoryTopic().tell("publish 5; send a 5; ack 1 3; at 1; nack 0 +300; nack 2")
     found = by_first(topic)
     assert (found[0].why, found[0].detail) == (HoleReason.NACKED, "given back by 'a', not to be sent before 301 ms")
     assert (found[2].why, found[2].detail) == (HoleReason.NACKED, "given back by 'a'")
@@ -68,11 +55,7 @@ def test_a_message_that_was_given_back_says_by_whom_and_until_when():
 
 
 def test_after_a_seek_back_the_holes_that_late_acks_make_were_never_delivered():
-    topic = NumberedTopic()
-    topic.publish(5)
-    topic.dispatch("a", 5)
-    topic.subscription.seek(topic.positions[0], now_ms=1)
-    topic.ack(2)
+    topic = StoryTopic().tell("publish 5; send a 5; at 1; seek 0; ack 2")
     ((first, last, hole),) = reports(topic)
     assert (first, last, hole.why, hole.detail) == (0, 1, HoleReason.NEVER_DELIVERED, "never delivered")
     assert (hole.delivery_count, hole.consumers) == (0, ())
@@ -86,10 +69,7 @@ def test_a_due_message_that_was_not_sent_yet_is_delayed_no_more():
 
 
 def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many():
-    topic = NumberedTopic()
-    topic.publish(300)
-    topic.dispatch("a", 300)
-    topic.ack(299)
+    topic = StoryTopic().tell("publish 300; send a 300; ack 299")
     topic.nack(*(number for number in range(299) if number % 3))
     ((_, _, hole),) = reports(topic)
     assert hole.entry_count == 299
@@ -101,10 +81,7 @@ def test_of_a_wide_hole_some_messages_are_looked_at_and_it_is_said_of_how_many()
 
 def staircase():
     """Holes 0 to 2, 5, 9 to 14, 130 to 131; ledger 2 is acked but for its first entry and 7."""
-    topic = NumberedTopic()
-    topic.publish(200)  # one ledger
-    topic.publish(10)
-    topic.dispatch("a", 500)
+    topic = StoryTopic().tell("publish 200; publish 10; send a 500")  # of one ledger, and of another
     holes = {0, 1, 2, 5, *range(9, 15), 130, 131, 200, 207}
     topic.ack(*(number for number in range(209) if number not in holes))
     return topic
@@ -120,11 +97,9 @@ def test_what_holds_back_the_mark_delete_first_then_the_costliest_then_the_lowes
 
 
 def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_031)
-    topic.publish(200)
-    assert len(topic.dispatch("a", 40, now_ms=3)) == 40
-    assert len(topic.dispatch("b", 500, now_ms=5)) == 33
-    topic.ack(*range(1, 40, 2), now_ms=6)
+    topic = StoryTopic(max_unpersisted_ack_record_bytes=1_031).tell(
+        "publish 200; at 3; send a 40 -> 0..39; at 5; send b 500 -> 40..72; at 6; ack 1..39/2"
+    )
     (reason,) = topic.subscription.why_blocked(top=2)
     assert (reason.rule, reason.used, reason.limit, reason.released_at) == (
         Rule.UNPERSISTED_ACK_RECORD_BYTES, 1_031, 1_031, 824,
@@ -143,25 +118,19 @@ def test_the_byte_rule_says_how_much_since_when_and_what_would_release_it():
 
 
 def test_the_byte_rule_names_the_store_that_fails():
-    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
-    topic.publish(200)
-    topic.dispatch("a", 500, now_ms=5)
-    topic.ack(*range(1, 73, 2), now_ms=6)
-    topic.log.store.break_ledgers()
+    topic = StoryTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031).tell(
+        "publish 200; at 5; send a 500; at 6; ack 1..71/2; broken"
+    )
     with pytest.raises(StoreError) as failed:
         topic.cursor.persist(now_ms=7)
     (reason,) = topic.subscription.why_blocked()
     assert reason.store_error is failed.value
     assert " at 824 it opens. The store is the cause: no ledger can be written, as scripted Acking " in reason.detail
-    topic.log.store.mend_ledgers()
-    topic.cursor.persist(now_ms=8)
-    assert topic.subscription.why_blocked() == ()
+    topic.tell("mended; at 8; persist; closed -> -")
 
 
 def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
-    topic = NumberedTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031)
-    topic.publish(200)
-    topic.dispatch("a", 500)
+    topic = StoryTopic(config=FAILING, max_unpersisted_ack_record_bytes=1_031).tell("publish 200; send a 500")
     topic.subscription._listener.persisted(error := StoreError("gone"))
     topic.cursor.persist(now_ms=1)
     assert topic.cursor.stats().persist_count == 1
@@ -169,10 +138,9 @@ def test_a_persist_with_nothing_to_write_does_not_clear_the_store():
 
 
 def test_the_range_rule_says_which_holes_would_release_it():
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10)
-    topic.publish(30)
-    assert topic.dispatch("a", 500, now_ms=4) == [*range(10)]
-    topic.ack(1, 2, 5, 9)
+    topic = StoryTopic(max_unpersisted_ack_record_bytes=0, max_unacked_ranges=10).tell(
+        "publish 30; at 4; send a 500 -> 0..9; ack 1 2 5 9"
+    )
     (reason,) = topic.subscription.why_blocked()
     assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
         Rule.UNACKED_RANGES, 3 + 6, 10, 8, 4,
@@ -184,11 +152,7 @@ def test_the_range_rule_says_which_holes_would_release_it():
 
 
 def test_the_message_rule_says_who_holds_them():
-    topic = NumberedTopic(max_unacked_messages=10)
-    topic.publish(30)
-    topic.dispatch("a", 3, now_ms=1)
-    topic.dispatch("b", 6, now_ms=2)
-    assert topic.dispatch("c", 6, now_ms=9) == [9]
+    topic = StoryTopic(max_unacked_messages=10).tell("publish 30; at 1; send a 3; at 2; send b 6; at 9; send c 6 -> 9")
     (reason,) = topic.subscription.why_blocked(top=2)
     assert (reason.rule, reason.used, reason.limit, reason.released_at, reason.since_ms) == (
         Rule.UNACKED_MESSAGES, 10, 10, 4, 9,
@@ -198,6 +162,3 @@ def test_the_message_rule_says_who_holds_them():
         "max_unacked_messages (maxUnackedMessagesPerSubscription) is 10, and 10 are used; at 4 it opens. "
         "Unacked: 'b' has 6, 'a' has 3."
     )
-
-
-# A mistake in a call.

@@ -8,52 +8,26 @@ from __future__ import annotations
 
 import pytest
 
-from ackstate import AckRefusedError, CursorConfig, StoreError, SubscriptionType
-from ackstate.limits import GateLimits, Rule
-from topics import NumberedTopic
+from ackstate import AckRefusedError, CursorConfig, SubscriptionType
+from ackstate.limits import GateLimits
+from topics import NumberedTopic, StoryTopic, limits_of
 
-BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
+KEY_SHARED = SubscriptionType.KEY_SHARED
 NO_BYTES = {"max_unpersisted_ack_record_bytes": 0}
+BYTES, RANGES = "UNPERSISTED_ACK_RECORD_BYTES", "UNACKED_RANGES"
 
 
-class Story(NumberedTopic):
+class Story(StoryTopic):
     """A topic without a limit of bytes, unless it is given, whose store can be made to fail."""
 
-    def __init__(self, kind=SubscriptionType.SHARED, **limits):
+    def __init__(self, limits="", kind=SubscriptionType.SHARED, **more):
         # A cursor ledger that cannot be written leaves nothing: the metadata store is not given so much.
         config = CursorConfig(metadata_bytes_max=1, ledger_retry_ms=0)
-        super().__init__(kind, tick_time_ms=1, config=config, **{**NO_BYTES, **limits})
-
-    def restart(self, **limits):
-        super().restart(**{**NO_BYTES, **limits})
-
-    def fail_to_persist(self):
-        """Let the store fail from now on."""
-        self.log.store.break_ledgers()
-        with pytest.raises(StoreError):
-            self.cursor.persist(now_ms=0)
-
-    def one_by_one(self, consumer="a", *, now_ms=0):
-        sent = []
-        while one := self.dispatch(consumer, 1, now_ms=now_ms):
-            sent += one
-        return sent
-
-    @property
-    def closed_rules(self):
-        return [reason.rule for reason in self.subscription.why_blocked()]
+        super().__init__(kind, config=config, **NO_BYTES | limits_of(limits.split()) | more)
 
     @property
     def used_bytes(self):
         return sum(self.subscription.usage()[:2])
-
-    @property
-    def used_ranges(self):
-        return sum(self.subscription.usage()[3:5])
-
-    @property
-    def acked_up_to(self):
-        return self.cursor.mark_delete_position.entry_id
 
     def check(self):
         super().check()
@@ -64,163 +38,101 @@ class Story(NumberedTopic):
 # Four bugs in the limits of Kafka's share groups: KAFKA-19245, 19555, 17210, 19227.
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"max_unpersisted_ack_record_bytes": 1_031},
-        {"max_unacked_ranges": 73},
-        {"max_unacked_messages": 73},
-        {"max_unacked_messages_per_consumer": 73},
-    ],
-)
-def test_at_a_limit_no_fetch_takes_more_than_there_is_room_for(limits):
+@pytest.mark.parametrize("limit", ["bytes=1031", "ranges=73", "messages=73", "each=73"])
+def test_at_a_limit_no_fetch_takes_more_than_there_is_room_for(limit):
     """A fetch of many records at a limit that had room for one took them all."""
-    story = Story(**limits)
-    story.publish(500)
-    assert story.dispatch("a", 72) == [*range(72)]
-    assert story.dispatch("a", 500) == [72]
-    assert story.dispatch("a", 500) == []
-    story.nack(3)
-    assert story.dispatch("a", 500) == [3]
-    assert story.dispatch("a", 500) == []
-    assert story.subscription.unacked_messages == 73
+    Story(limit).tell(
+        "publish 500; take a 72 -> 0..71; take a 500 -> 72; take a 500 -> -; nack 3; take a 500 -> 3; take a 500 -> -; "
+        "held -> 73"
+    )
 
 
 @pytest.mark.parametrize("limit_after", [10, 4, 1])
 def test_a_restart_at_the_limit_with_nothing_given_back_goes_on(limit_after):
     """With the persisted state at the limit and no record available the fetch never completed."""
-    story = Story(max_unacked_ranges=10)
-    story.publish(40)
-    assert story.dispatch() == [*range(10)]
-    story.ack(1, 3, 5, 7, 9)
-    story.cursor.persist(now_ms=0)
-    assert story.used_ranges == 10
-    story.restart(max_unacked_ranges=limit_after)
-    assert (story.used_ranges, story.cursor.read_position.entry_id) == (5, 0)
+    story = Story("ranges=10").tell(
+        "publish 40; take a -> 0..9; ack 1..9/2; persist; ranges -> 10; "
+        f"crash bytes=0 ranges={limit_after}; ranges -> 5"
+    )
+    assert story.cursor.read_position.entry_id == 0
     while story.cursor.backlog:
         sent = story.dispatch("a", 3)
         assert sent, f"stuck with {story.cursor.backlog} messages"
-        assert story.used_ranges <= max(limit_after, 5)
+        assert int(story.do("ranges", ())) <= max(limit_after, 5)
         story.ack(*sent)
 
 
 def test_a_restart_at_the_limit_with_only_delayed_holes_waits_for_their_time():
-    story = Story(max_unacked_ranges=4)
-    for deliver_at_ms in (100, -1) * 4 + (-1,):
-        story.publish(1, deliver_at_ms=deliver_at_ms)
-    assert story.dispatch() == [1, 3, 5, 7]
-    story.ack(1, 3, 5, 7)
-    story.cursor.persist(now_ms=0)
-    story.restart(max_unacked_ranges=4)
-    assert story.dispatch(now_ms=99) == []
-    assert (story.closed_rules, story.subscription.next_wake_ms) == ([RANGES], 100)
-    assert story.one_by_one(now_ms=100) == [0, 2, 4, 6]
-    story.ack(0, 2, 4, 6, now_ms=101)
-    assert story.dispatch(now_ms=101) == [8]
+    Story("ranges=4").tell(
+        "publish 1 @100; publish 1; "
+        * 4
+        + "publish 1; take a -> 1..7/2; ack 1..7/2; persist; crash bytes=0 ranges=4; at 99; take a -> -; "
+        f"closed -> {RANGES}; wake -> 100; at 100; singly a -> 0..6/2; at 101; ack 0..6/2; take a -> 8"
+    )
 
 
 WAYS_TO_FREE = {
-    "acks": lambda story: story.ack(*range(15)),
-    "one cumulative ack": lambda story: story.ack_up_to(14),
-    "a persist": lambda story: (story.ack(*range(1, 73, 2)), story.cursor.persist(now_ms=0)),
-    "a promotion": lambda story: (story.ack(*range(1, 73, 2)), story.cursor.promote(0, now_ms=1)),
-    "returns": lambda story: story.nack(*range(15)),
-    "a consumer that closes": lambda story: story.subscription.consumer_closed("a"),
-    "a seek": lambda story: story.subscription.seek(story.positions[50], now_ms=1),
-    "a skip": lambda story: story.subscription.skip(15, now_ms=1),
-    "a backlog cleared": lambda story: story.subscription.clear_backlog(now_ms=1),
-    "a higher limit": lambda story: story.subscription.change_limits(
-        GateLimits(max_unpersisted_ack_record_bytes=2_000)
-    ),
-    "no limit": lambda story: story.subscription.change_limits(GateLimits(**NO_BYTES)),
-}
+    "acks": "ack 0..14", "one cumulative ack": "upto 14", "a persist": "ack 1..71/2; persist",
+    "a promotion": "ack 1..71/2; at 1; promote", "returns": "nack 0..14", "a consumer that closes": "leave a",
+    "a seek": "at 1; seek 50", "a skip": "at 1; skip 15", "a backlog cleared": "at 1; clear",
+    "a higher limit": "limits bytes=2000", "no limit": "limits bytes=0",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS_TO_FREE)
 def test_whoever_waits_is_woken_once_when_the_limit_frees(way):
     """Fetches that waited for room were not completed when there was some."""
-    story = Story(max_unpersisted_ack_record_bytes=1_031)
-    story.publish(400)
-    assert story.dispatch("a", 500) == [*range(73)]
-    assert story.dispatch("b", 500) == []
-    woken = []
-    story.subscription.when_open(lambda: woken.append("b"), "b")
-    assert woken == []
-    WAYS_TO_FREE[way](story)
-    assert woken == ["b"]
-    assert story.subscription.why_blocked() == ()
-    story.subscription.when_open(lambda: woken.append("again"), "b")
-    assert woken == ["b", "again"]
+    Story("bytes=1031").tell(
+        "publish 400; take a 500 -> 0..72; take b 500 -> -; wait b; woken -> -; "
+        f"{WAYS_TO_FREE[way]}; woken -> b; closed -> -; wait b; woken -> b"
+    )
 
 
 # The sent messages, and their order.
 
-HOLES = [0, 1, 3, 4, 5, 7, 9, 11, 12, 13, 14]
+HOLES = "0 1 3 4 5 7 9 11 12 13 14"
 
 
-def with_holes(sent_count, **limits):
+def with_holes(sent_count, limits, **more):
     """A slow consumer has the upper messages, and gave the holes below and the highest message of all back."""
-    story = Story(**limits)
-    story.publish(200)
-    assert story.dispatch("slow", 200) == [*range(sent_count)]
-    story.ack(*[entry for entry in range(16) if entry not in HOLES])
-    story.fail_to_persist()
-    story.nack(*HOLES, sent_count - 1)
-    return story
+    last = sent_count - 1
+    return Story(limits, **more).tell(
+        f"publish 200; take slow 200 -> 0..{last}; ack 2 6 8 10 15; broken; persist ! StoreError; nack {HOLES} {last}"
+    )
 
 
 @pytest.mark.parametrize(
     ("sent_count", "limits", "rule", "used"),
-    [
-        (73, {"max_unpersisted_ack_record_bytes": 1_031}, BYTES, 5 * 14 + 56 * 14),
-        (61, {"max_unacked_ranges": 61}, RANGES, 5 + 44),
-    ],
+    [(73, "bytes=1031", BYTES, 5 * 14 + 56 * 14), (61, "ranges=61", RANGES, 5 + 44)],
 )
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_lowest_hole_goes_first_and_new_messages_stay(sent_count, limits, rule, used, at_once):
-    story = with_holes(sent_count, **limits)
+@pytest.mark.parametrize("take", ["take quick 500", "singly quick"])
+def test_the_lowest_hole_goes_first_and_new_messages_stay(sent_count, limits, rule, used, take):
+    story = with_holes(sent_count, limits)
     (reason,) = story.subscription.why_blocked()
-    assert (reason.rule, reason.used) == (rule, used)
+    assert (reason.rule.name, reason.used) == (rule, used)
     # Messages above the highest acked one divide nothing: they are sent again last.
-    sent = story.dispatch("quick", 500) if at_once else story.one_by_one("quick")
-    assert sent == [*HOLES, sent_count - 1]
-    assert story.closed_rules == [rule]
-    story.ack(*HOLES)
-    assert story.closed_rules == []
-    assert story.dispatch("quick", 2) == [sent_count, sent_count + 1]
+    story.tell(
+        f"{take} -> {HOLES} {sent_count - 1}; closed -> {rule}; ack {HOLES}; closed -> -; "
+        f"take quick 2 -> {sent_count} {sent_count + 1}"
+    )
 
 
 def test_after_a_restart_above_a_lowered_limit_unread_holes_are_filled_from_their_edges():
-    story = with_holes(61, max_unacked_ranges=61)
-    story.log.store.mend_ledgers()
-    story.cursor.persist(now_ms=0)
-    story.restart(max_unacked_ranges=3)
-    assert (story.used_ranges, story.acked_up_to) == (5, -1)
+    story = with_holes(61, "ranges=61").tell("mended; persist; crash bytes=0 ranges=3; ranges -> 5; marked -> -1")
     # The messages within 3 to 5 and 11 to 14 would divide them: there is no room for one more range.
-    assert story.dispatch() == [0, 1, 3, 5, 7, 9, 11, 14]
-    assert (story.used_ranges, story.closed_rules) == (5, [RANGES])
-    story.ack(0, 1, 3, 5, 7, 9, 11, 14)
+    story.tell(f"take a -> 0 1 3 5 7 9 11 14; ranges -> 5; closed -> {RANGES}; ack 0 1 3 5 7 9 11 14")
     # Two ranges, 5 to 11 and 14 to 15, are at the mark where it opens.
-    assert (story.used_ranges, story.closed_rules) == (2, [])
+    story.tell("ranges -> 2; closed -> -")
     # It closes with 4 at once; 12 and 13 make the range beside them longer, so they need no room.
-    assert story.dispatch() == [4, 12, 13]
-    assert story.used_ranges == 3
+    story.tell("take a -> 4 12 13; ranges -> 3")
 
 
 def test_a_wide_hole_is_filled_from_both_edges_at_a_full_range_limit():
-    story = Story()
-    story.publish(20)
-    story.dispatch("a", 10)
-    story.ack(0, 9)
-    story.cursor.persist(now_ms=0)
-    story.restart(max_unacked_ranges=1)
-    filled = []
-    while story.acked_up_to < 9:
-        filled.append(story.dispatch())
-        assert story.used_ranges == 1
-        story.ack(*filled[-1])
-    assert filled == [[1, 8], [2, 7], [3, 6], [4, 5]]
-    assert story.dispatch() == [10]
+    Story().tell(
+        "publish 20; take a 10; ack 0 9; persist; crash bytes=0 ranges=1; take a -> 1 8; ranges -> 1; ack 1 8; "
+        "take a -> 2 7; ranges -> 1; ack 2 7; take a -> 3 6; ranges -> 1; ack 3 6; take a -> 4 5; ranges -> 1; "
+        "marked -> 3; ack 4 5; marked -> 9; take a -> 10"
+    )
 
 
 # A full limit and a store that fails.
@@ -228,107 +140,68 @@ def test_a_wide_hole_is_filled_from_both_edges_at_a_full_range_limit():
 
 def filled_to_the_last_byte():
     """The acks of 36 messages and the reservations for 38 take every byte; 37 wait without one."""
-    story = Story(max_unpersisted_ack_record_bytes=1_036)
-    story.publish(400)
-    assert story.dispatch("a", 500) == [*range(73)]
-    story.ack(*range(1, 73, 2))
-    story.fail_to_persist()
-    story.nack(*range(0, 73, 2), delay_ms=50)
-    assert story.used_bytes == 36 * 14
-    assert story.dispatch("slow") == [*range(73, 111)]
-    assert story.used_bytes == 1_036
-    assert story.dispatch("slow") == []
-    return story
+    return Story("bytes=1036").tell(
+        "publish 400; take a 500 -> 0..72; ack 1..71/2; broken; persist ! StoreError; nack 0..72/2 +50; "
+        f"bytes -> {36 * 14}; take slow -> 73..110; bytes -> 1036; take slow -> -"
+    )
 
 
 def test_holes_between_acks_that_are_not_durable_go_out_at_a_full_limit_and_bring_the_use_down():
-    story = filled_to_the_last_byte()
-    assert story.closed_rules == [BYTES]
     # 0 lets the mark-delete position move, 2 to 70 join two ranges each, and 72 makes one longer.
-    assert story.dispatch("quick", now_ms=50) == [*range(0, 73, 2)]
-    assert story.used_bytes == 1_036
+    story = filled_to_the_last_byte().tell(f"closed -> {BYTES}; at 50; take quick -> 0..72/2; bytes -> 1036; at 51")
     used = []
     for entry in range(0, 73, 2):
-        story.ack(entry, now_ms=51)
+        story.tell(f"ack {entry}")
         used.append(story.used_bytes)
     assert used == [*range(1_022, 531, -14), 532]
-    assert (story.acked_up_to, story.closed_rules) == (72, [])
-    assert story.dispatch("quick", 2, now_ms=51) == [111, 112]
+    story.tell("marked -> 72; closed -> -; take quick 2 -> 111 112")
 
 
 def sent_against_nothing():
     """Consumer `quick` has 2, for whose ack nothing is reserved; its neighbours are durable by now, the limit full."""
-    story = filled_to_the_last_byte()
-    assert story.dispatch("quick", 2, now_ms=50) == [0, 2]
-    story.log.store.mend_ledgers()
-    assert story.cursor.persist(now_ms=51).messages_covered == 36
-    assert story.used_bytes == 38 * 14
-    assert story.dispatch("slow", now_ms=51) == [*range(4, 73, 2), 111]
-    assert story.used_bytes == 1_036
-    story.log.store.break_ledgers()
-    return story
+    return filled_to_the_last_byte().tell(
+        f"at 50; take quick 2 -> 0 2; mended; at 51; covers -> 36; bytes -> {38 * 14}; take slow -> 4..72/2 111; "
+        "bytes -> 1036; broken; at 60"
+    )
 
 
 def test_an_ack_for_which_nothing_is_reserved_is_refused_if_there_is_no_room_and_the_store_makes_none():
     story = sent_against_nothing()
-    position = story.positions[2]
     before = str(story.cursor.deleted), story.subscription.usage()
-    for refused in (lambda: story.ack(2, now_ms=60), lambda: story.subscription.ack_batch(position, [0], now_ms=60)):
-        with pytest.raises(AckRefusedError, match=f"too little is reserved for the ack of {position}"):
-            refused()
+    refused = f"AckRefusedError too little is reserved for the ack of {story.positions[2]}"
+    story.tell(f"ack 2 ! {refused}; part 2 ! {refused}")
     assert (str(story.cursor.deleted), story.subscription.usage()) == before
     # It may be given back, and then goes out as soon as there is room for its ack.
-    story.nack(2)
-    assert story.dispatch("quick", now_ms=60) == []
-    story.ack(4, now_ms=60)
-    story.log.store.mend_ledgers()
-    story.cursor.persist(now_ms=61)
-    assert story.dispatch("quick", now_ms=61) == [2]
-    story.ack(2, now_ms=61)
-    assert story.used_bytes == 1_036
+    story.tell("nack 2; take quick -> -; ack 4; mended; at 61; persist; take quick -> 2; ack 2; bytes -> 1036")
 
 
 def test_an_ack_for_which_nothing_is_reserved_makes_its_room_by_a_persist():
-    story = sent_against_nothing()
-    story.ack(4, now_ms=60)
-    assert (story.used_bytes, story.cursor.view.unpersisted_record_bytes) == (1_036, 14)
+    story = sent_against_nothing().tell("ack 4; bytes -> 1036; unpersisted -> 14; at 61")
     with pytest.raises(AckRefusedError) as refused:
         story.ack(2, now_ms=61)
     assert str(refused.value.__cause__) == "no ledger can be written, as scripted"
-    story.log.store.mend_ledgers()
-    story.ack(2, now_ms=61)
-    assert (story.used_bytes, story.cursor.view.unpersisted_record_bytes) == (1_036, 14)
+    story.tell("mended; ack 2; bytes -> 1036; unpersisted -> 14")
     assert story.cursor.is_acked(story.positions[2])
 
 
 def test_a_poison_message_in_the_lowest_hole_does_not_starve_the_others():
-    story = with_holes(73, max_unpersisted_ack_record_bytes=1_031, unpersisted_release_ratio=0.1)
+    story = with_holes(73, "bytes=1031", unpersisted_release_ratio=0.1)
     sent = []
     while len(sent) < 14:
         (entry,) = story.dispatch("quick", 1)
         sent.append(entry)
         story.ack(entry) if entry else story.nack(entry)
-    assert sent == [*HOLES, 72, 0, 0]
-    assert story.closed_rules == [BYTES]
-    assert story.dispatch("quick", 1) == [0]
-    story.ack(0)
-    assert story.acked_up_to == 15
+    assert sent == [*map(int, HOLES.split()), 72, 0, 0]
+    story.tell(f"closed -> {BYTES}; take quick 1 -> 0; ack 0; marked -> 15")
 
 
 def test_poison_at_both_edges_of_the_only_hole_is_tried_again_rather_than_never():
     """The messages between them would divide the hole, and there is no room for that."""
-    story = Story(max_unacked_ranges=1)
-    story.publish(6)
-    assert story.dispatch() == [0]
-    story.ack(0, 5)
-    assert story.closed_rules == []
-    for _ in range(20):
-        sent = story.dispatch()
-        assert sorted(sent) == [1, 4]
-        assert story.dispatch() == []
-        story.nack(*sent)
-    story.ack(*story.dispatch())
-    assert story.dispatch() == [2, 3]
+    Story("ranges=1").tell(
+        "publish 6; take a -> 0; ack 0 5; closed -> -; "
+        + "take a sorted -> 1 4; take a -> -; nack 1 4; " * 20
+        + "take a sorted -> 1 4; ack 1 4; take a -> 2 3"
+    )
 
 
 # Keys and delays.
@@ -336,63 +209,35 @@ def test_poison_at_both_edges_of_the_only_hole_is_tried_again_rather_than_never(
 
 def key_shared(ranges):
     """Of 100 messages the even ones are of consumer a, the odd ones of b."""
-    story = Story(SubscriptionType.KEY_SHARED, max_unacked_ranges=ranges)
-    story.publish_keys("eb" * 50)
-    for consumer in "ab":
-        story.subscription.consumer_opened(consumer)
-    return story
+    return Story(f"ranges={ranges}", KEY_SHARED).tell("keys eb 50; join a; join b")
 
 
 def test_with_keys_each_consumer_gets_the_holes_of_its_keys_in_the_order_of_each_key():
-    story = key_shared(20)
-    assert (story.dispatch("a", 10), story.dispatch("b", 10)) == ([*range(0, 20, 2)], [*range(1, 21, 2)])
-    story.ack(2, 4, 9, 12)  # Holes: 0 and 1; 3; 5 to 8; 10 and 11.
-    story.cursor.persist(now_ms=0)
-    story.restart(max_unacked_ranges=2)
-    for consumer in "ab":
-        story.subscription.consumer_opened(consumer)
-    rounds = []
-    while RANGES in story.closed_rules or not rounds:
-        rounds.append((story.dispatch("a"), story.dispatch("b")))
-        story.ack(*rounds[-1][0], *rounds[-1][1])
-    # 6 would divide its hole as long as 5 is not acked; 11 waits for 7, which comes before it.
-    assert rounds == [([0], [1, 3, 5]), ([6, 8, 10], []), ([], [7, 11])]
+    # Holes: 0 and 1; 3; 5 to 8; 10 and 11. 6 would divide its hole as long as 5 is not acked; 11 waits for 7, which
+    # comes before it.
+    key_shared(20).tell(
+        "take a 10 -> 0..18/2; take b 10 -> 1..19/2; ack 2 4 9 12; persist; crash bytes=0 ranges=2; join a; join b; "
+        f"take a -> 0; take b -> 1 3 5; ack 0 1 3 5; closed -> {RANGES}; take a -> 6 8 10; take b -> -; ack 6 8 10; "
+        f"closed -> {RANGES}; take a -> -; take b -> 7 11; ack 7 11; closed -> -"
+    )
 
 
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_holes_of_an_owner_who_left_are_filled_by_who_has_its_keys_now(is_restarted):
-    story = key_shared(8)
-    assert (story.dispatch("a", 4), story.dispatch("b", 4)) == ([0, 2, 4, 6], [1, 3, 5, 7])
-    story.ack(1, 3, 5, 7)
-    story.cursor.persist(now_ms=0)
-    if is_restarted:
-        story.restart(max_unacked_ranges=3)
-        for consumer in "ab":
-            story.subscription.consumer_opened(consumer)
-    else:
-        story.subscription.change_limits(GateLimits(**NO_BYTES, max_unacked_ranges=3))
-    assert story.closed_rules == [RANGES]  # before anybody asks
-    assert (story.dispatch("b"), story.dispatch("b")) == ([], [])
-    story.subscription.consumer_closed("a")
-    assert story.dispatch("b") == [0, 2, 4, 6]
+@pytest.mark.parametrize("lowered", ["crash bytes=0 ranges=3; join a; join b", "limits bytes=0 ranges=3"])
+def test_holes_of_an_owner_who_left_are_filled_by_who_has_its_keys_now(lowered):
+    key_shared(8).tell(
+        f"take a 4 -> 0..6/2; take b 4 -> 1..7/2; ack 1..7/2; persist; {lowered}; closed -> {RANGES}; take b -> -; "
+        "take b -> -; leave a; take b -> 0..6/2"
+    )
 
 
 def test_delayed_messages_in_holes_are_not_sent_early_and_hold_up_no_other_hole():
-    story = Story(max_unacked_ranges=12)
-    for number in range(30):
-        story.publish(1, deliver_at_ms=100 if number in {3, 5, 9} else -1)
-    assert story.dispatch() == [0, 1, 2, 4, 6, 7, 8, 10, 11, 12, 13, 14]
-    story.ack(1, 4, 8, 11)
-    story.cursor.persist(now_ms=0)
-    story.restart(max_unacked_ranges=3)
     # 10 joins nothing as long as 9 is not acked; but it lies at the edge of its hole.
-    assert sorted(story.dispatch(now_ms=99)) == [0, 2, 7, 10]
-    story.ack(0, 2, 7, 10, now_ms=99)
-    assert story.dispatch(now_ms=99) == [6]
-    story.ack(6, now_ms=99)
-    assert story.acked_up_to == 2
-    assert story.dispatch(now_ms=99) == []
-    assert sorted(story.dispatch(now_ms=100)) == [3, 5, 9]
+    Story("ranges=12").tell(
+        "publish 3; publish 1 @100; publish 1; publish 1 @100; publish 3; publish 1 @100; publish 20; "
+        "take a -> 0..2 4 6..8 10..14; ack 1 4 8 11; persist; crash bytes=0 ranges=3; at 99; "
+        "take a sorted -> 0 2 7 10; ack 0 2 7 10; take a -> 6; ack 6; marked -> 2; take a -> -; at 100; "
+        "take a sorted -> 3 5 9"
+    )
 
 
 @pytest.mark.slow

@@ -10,10 +10,9 @@ import pytest
 
 from ackstate import CursorConfig, Format, StoreError
 from ackstate.cursor import PersistTarget
-from ackstate.dispatch import SubscriptionOptions
 from ackstate.limits import Rule
 from ackstate.stores.memory import Fault, FaultKind
-from topics import NumberedTopic
+from topics import NumberedTopic, StoryTopic
 
 BYTES = Rule.UNPERSISTED_ACK_RECORD_BYTES
 YOUNG_S = 60
@@ -21,59 +20,47 @@ YOUNG_S = 60
 CONFIG = CursorConfig(become_old_ack_record_seconds=YOUNG_S, metadata_bytes_max=1, ledger_retry_ms=0)
 
 
-class YoungAcks:
+class YoungAcks(StoryTopic):
     """A subscription whose acks are all young."""
 
-    def __init__(self, *, config=CONFIG, promotes_young=True, limit=1_031, message_counts=(2_000,)):
-        self.topic = NumberedTopic(
-            config=config,
-            options=SubscriptionOptions(promotes_young=promotes_young),
-            max_unpersisted_ack_record_bytes=limit,
-        )
-        for count in message_counts:  # Each fills a ledger.
-            self.topic.publish(count)
-        self.subscription, self.cursor = self.topic.subscription, self.topic.cursor
+    def __init__(self, *, config=CONFIG, promotes_young=True):
+        options = {"promotes_young": promotes_young}
+        super().__init__(config=config, options=options, max_unpersisted_ack_record_bytes=1_031)
+        self.publish(2_000)  # one ledger
         self.receipts = {}
 
-    def go_on(self, *, now_ms=0):
+    def do(self, verb, words):
+        match verb:
+            case "go":
+                return str(self.go_on())
+            case "fill":  # until the next message has no room
+                while self.go_on() < 143:
+                    pass
+                assert self.cursor.view.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
+            case "durable":
+                return " ".join(str(number) for number, each in self.receipts.items() if self.cursor.durable(each))
+            case "promoted":
+                stats = self.cursor.stats()
+                return f"{stats.promotion_count} {stats.promoted_message_count}"
+            case "gauge":
+                return str(self.cursor.redelivery_if_crashed)
+            case _:
+                return super().do(verb, words)
+        return ""
+
+    def go_on(self):
         """Take one message more; ack it if its number is odd, else give it back for long. Return its number."""
-        (number,) = self.topic.dispatch("a", 1, now_ms=now_ms)
+        (number,) = self.dispatch("a", 1, now_ms=self.now_ms)
         if number % 2:
-            self.receipts[number] = self.subscription.ack(self.topic.positions[number], now_ms=now_ms)
+            self.receipts[number] = self.subscription.ack(self.positions[number], now_ms=self.now_ms)
         else:
-            self.topic.nack(number, delay_ms=10**9, now_ms=now_ms)
+            self.nack(number, delay_ms=10**9, now_ms=self.now_ms)
         return number
-
-    def fill(self):
-        """Go on until the next message has no room."""
-        while self.go_on() < 143:
-            pass
-        assert self.cursor.view.unpersisted_record_bytes == 64 * 14 + 8 * 16 == 1_024
-
-    def break_store(self):
-        self.topic.log.store.break_ledgers()
-
-    def mend_store(self):
-        self.topic.log.store.mend_ledgers()
-
-    @property
-    def durable(self):
-        return [number for number, receipt in self.receipts.items() if self.cursor.durable(receipt)]
-
-    @property
-    def promoted(self):
-        stats = self.cursor.stats()
-        return stats.promotion_count, stats.promoted_message_count
 
 
 def test_the_oldest_are_promoted_and_about_as_much_as_the_release_mark_says_stays_young():
-    story = YoungAcks()
-    story.fill()
-    assert story.go_on(now_ms=1) == 144
     # With the 16 bytes of message 144 the use may be 824: the highest 48 ranges of 14 bytes and 8 of 16 take 800.
-    assert story.durable == [*range(1, 32, 2)]
-    assert story.cursor.view.unpersisted_record_bytes == 800
-    assert story.promoted == (1, 16)
+    story = YoungAcks().tell("fill; at 1; go -> 144; durable -> 1..31/2; unpersisted -> 800; promoted -> 1 16")
     stats = story.cursor.stats()
     assert (stats.redelivery_if_crashed, stats.redelivery_young) == (56, 56)
     assert story.subscription.why_blocked() == ()
@@ -85,71 +72,47 @@ def test_young_acks_alone_never_close_the_gate(format_):
     story = YoungAcks(
         config=CursorConfig(format=format_, become_old_ack_record_seconds=YOUNG_S, metadata_bytes_max=900_000)
     )
-    numbers = [story.go_on(now_ms=now_ms) for now_ms in range(400)]
-    assert numbers == [*range(400)]
-    assert story.topic.gate.blocked_count(BYTES) == 0
-    promotions, promoted = story.promoted
+    for number in range(400):
+        story.tell(f"at {number}; go -> {number}")
+    assert story.gate.blocked_count(BYTES) == 0
+    promotions, promoted = map(int, story.do("promoted", ()).split())
     # Each makes room for about 13 acks of 16 bytes.
     assert 9 <= promotions <= 12
-    assert promoted + story.cursor.redelivery_if_crashed == 200
-    assert story.durable == [*range(1, 2 * promoted, 2)]
+    story.tell(f"gauge -> {200 - promoted}; durable -> 1..{2 * promoted - 1}/2")
 
 
 def test_switched_off_the_gate_closes_until_the_acks_are_old():
-    story = YoungAcks(promotes_young=False)
-    story.fill()
-    woken = []
-    assert story.topic.dispatch("a", 1, now_ms=1) == []
-    story.subscription.when_open(lambda: woken.append(1))
+    story = YoungAcks(promotes_young=False).tell("fill; at 1; take a 1 -> -; wait a")
     (reason,) = story.subscription.why_blocked()
     assert (reason.rule, reason.used, reason.limit, reason.released_at) == (BYTES, 1_024, 1_031, 824)
     assert (reason.since_ms, reason.store_error) == (1, None)
-    story.cursor.persist(now_ms=YOUNG_S * 1_000 - 1)
-    assert (story.durable, woken) == ([], [])
-    story.cursor.persist(now_ms=YOUNG_S * 1_000)
-    assert story.promoted == (0, 0)
-    assert (len(story.durable), woken) == (72, [1])
-    assert story.topic.dispatch("a", 1, now_ms=60_000) == [144]
+    story.tell(
+        f"at {YOUNG_S * 1_000 - 1}; persist; durable -> -; woken -> -; at {YOUNG_S * 1_000}; persist; promoted -> 0 0; "
+        "durable -> 1..143/2; woken -> a; take a 1 -> 144"
+    )
 
 
 def test_a_store_that_fails_closes_the_gate_and_is_named_as_the_cause():
-    story = YoungAcks()
-    story.fill()
-    story.break_store()
-    assert story.topic.dispatch("a", 1, now_ms=5) == []
+    story = YoungAcks().tell("fill; broken; at 5; take a 1 -> -")
     (reason,) = story.subscription.why_blocked()
     assert (reason.rule, reason.used, reason.since_ms) == (BYTES, 1_024, 5)
     assert isinstance(reason.store_error, StoreError)
     assert "The store is the cause: no ledger can be written, as scripted" in reason.detail
-    assert (story.promoted, story.durable) == ((0, 0), [])
-    assert story.cursor.redelivery_if_crashed == 72
+    story.tell("promoted -> 0 0; durable -> -; gauge -> 72")
 
 
 def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_opens():
-    story = YoungAcks()
-    story.fill()
-    story.break_store()
-    assert story.topic.dispatch("a", 1, now_ms=5) == []
-    story.mend_store()
-    mutations = story.topic.log.store.mutation_count
-    assert story.topic.dispatch("a", 1, now_ms=1_004) == []
-    assert story.topic.log.store.mutation_count == mutations
-    assert story.topic.dispatch("a", 1, now_ms=1_005) == [144]
-    assert story.subscription.why_blocked() == ()
-    assert story.promoted == (1, 16)
-    assert story.durable == [*range(1, 32, 2)]
+    story = YoungAcks().tell("fill; broken; at 5; take a 1 -> -; mended; at 1004")
+    mutations = story.log.store.mutation_count
+    story.tell("take a 1 -> -")
+    assert story.log.store.mutation_count == mutations
+    story.tell("at 1005; take a 1 -> 144; closed -> -; promoted -> 1 16; durable -> 1..31/2")
 
 
 def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
-    story = YoungAcks(promotes_young=False)
-    story.fill()
-    assert story.topic.dispatch("a", 1, now_ms=1) == []
-    story.break_store()
-    with pytest.raises(StoreError):
-        story.cursor.persist(now_ms=2)
+    story = YoungAcks(promotes_young=False).tell("fill; at 1; take a 1 -> -; broken; at 2; persist ! StoreError")
     assert isinstance(story.subscription.why_blocked()[0].store_error, StoreError)
-    story.mend_store()
-    story.cursor.persist(now_ms=3)  # All that is young stays so, but it was written.
+    story.tell("mended; at 3; persist")  # All that is young stays so, but it was written.
     (reason,) = story.subscription.why_blocked()
     assert (reason.used, reason.since_ms, reason.store_error) == (1_024, 1, None)
 

@@ -13,7 +13,7 @@ from ackstate import (
 )
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.topic import MessageLog
-from topics import NumberedTopic
+from topics import NumberedTopic, StoryTopic
 
 
 def test_a_delivery_carries_its_message():
@@ -23,33 +23,9 @@ def test_a_delivery_carries_its_message():
     assert sent.message == Message(b"apples", key=b"k", publish_time_ms=7)
 
 
-def test_given_back_messages_come_again_lowest_first_and_acked_ones_never():
-    topic = NumberedTopic()
-    topic.publish(5)
-    assert topic.dispatch("a", 3) == [0, 1, 2]
-    assert topic.nack(2, 0, 0, 3) == [True, True, False, False]
-    topic.ack(2)
-    assert topic.dispatch("b") == [0, 3, 4]
-    topic.ack_up_to(3)
-    assert (topic.subscription.consumer_closed("b"), topic.dispatch("c")) == (1, [4])
-
-
 def test_the_log_rolls_and_is_read_over_the_end_of_a_ledger():
-    topic = NumberedTopic()  # of 50 entries a ledger
-    topic.publish(49)
-    assert topic.dispatch() == [*range(49)]
-    topic.publish(2)
-    topic.publish(1)
-    assert topic.dispatch() == [49, 50, 51]
-    assert len({position.ledger_id for position in topic.positions}) == 2
-
-
-def test_a_delayed_message_takes_no_reservation():
-    topic = NumberedTopic(tick_time_ms=10, max_unacked_messages=2)
-    topic.publish(3, deliver_at_ms=100)
-    topic.publish(1)
-    assert topic.dispatch() == [3]
-    assert topic.subscription.unacked_messages == 1
+    topic = StoryTopic().tell("publish 49; send a -> 0..48; publish 2; publish 1; send a -> 49 50 51")
+    assert len({position.ledger_id for position in topic.positions}) == 2  # of 50 entries each
 
 
 def test_a_restart_redelivers_what_was_acked_and_not_durable():

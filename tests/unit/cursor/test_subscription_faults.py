@@ -18,17 +18,14 @@ from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.explain import HoleReason
 from ackstate.dispatch.messages import ReplayQueue, Waiting
 from ackstate.limits import Rule
-from topics import NumberedTopic
+from topics import NumberedTopic, StoryTopic
 
 KEY_SHARED, EXCLUSIVE = SubscriptionType.KEY_SHARED, SubscriptionType.EXCLUSIVE
 BYTES, RANGES = Rule.UNPERSISTED_ACK_RECORD_BYTES, Rule.UNACKED_RANGES
 
 
 def test_no_persist_begins_between_the_check_of_a_late_ack_and_the_ack(monkeypatch):
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
-    topic.publish(3)
-    topic.dispatch()
-    topic.nack(1)
+    topic = StoryTopic(max_unpersisted_ack_record_bytes=1_024).tell("publish 3; send a; nack 1")
     was_kept_out = []
 
     def acked_while_another_persists(position, *, now_ms, ack=topic.cursor.ack):
@@ -107,11 +104,9 @@ def test_after_a_failed_promotion_the_time_to_try_again_is_told():
 
 
 def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
-    topic = NumberedTopic(max_unpersisted_ack_record_bytes=1_024)
-    topic.publish(300)
-    topic.dispatch("a", 40)
-    topic.ack(*range(1, 40, 2))
-    topic.cursor.persist(now_ms=0)  # filling those holes in the durable acks would add to the un-persisted ones
+    topic = StoryTopic(max_unpersisted_ack_record_bytes=1_024)
+    # Filling those holes in the durable acks would add to the un-persisted ones.
+    topic.tell("publish 300; send a 40; ack 1..39/2; persist")
     sent = topic.dispatch("a", 300)
     topic.ack(*sent[1::2])
     assert topic.dispatch("a", 1) == []
@@ -160,10 +155,7 @@ def test_where_nothing_is_delayed_no_hole_is_said_to_be(kind):
 
 
 def test_a_cleared_backlog_leaves_no_delayed_messages():
-    topic = NumberedTopic(tick_time_ms=10)
-    topic.publish(5, deliver_at_ms=10**6)
-    assert topic.dispatch() == []
-    topic.subscription.clear_backlog(now_ms=1)
+    topic = StoryTopic().tell("publish 5 @1000000; send a -> -; at 1; clear")
     assert topic.subscription._messages.delayed._tracker.delayed_message_count == 0
 
 
@@ -203,21 +195,13 @@ def test_a_batch_that_reached_no_consumer_counts_for_nothing():
 
 
 def test_closing_wakes_who_waits():
-    topic = NumberedTopic(max_unacked_messages=1)
-    topic.publish(2)
-    topic.dispatch()
-    assert topic.dispatch() == []
-    woken = []
-    topic.subscription.when_open(lambda: woken.append(1))
+    topic = StoryTopic(max_unacked_messages=1).tell("publish 2; send a -> 0; send a -> -; wait a")
     topic.subscription.close(now_ms=0)
-    assert woken == [1]
+    assert topic.woken == ["a"]
 
 
 def test_a_waiter_that_fails_keeps_nothing_from_being_done(caplog):
-    topic = NumberedTopic(KEY_SHARED, max_unacked_messages=1)
-    topic.publish_keys("ab")
-    topic.dispatch()
-    assert topic.dispatch() == []
+    topic = StoryTopic(KEY_SHARED, max_unacked_messages=1).tell("keys ab; send a -> 0; send a -> -")
 
     def failing():
         raise OSError("no owner is there")
@@ -278,13 +262,8 @@ def test_what_waits_for_a_time_waits_no_longer_after_the_clock_was_set_back(key,
 
 
 def test_a_clock_that_creeps_back_shortens_a_wait_as_one_that_jumps():
-    topic = NumberedTopic()
-    topic.publish()
-    topic.dispatch(now_ms=10_000)
-    topic.nack(0, delay_ms=5_000, now_ms=10_000)
-    for now_ms in range(10_000, 8_900, -100):
-        assert topic.dispatch(now_ms=now_ms) == []
-        assert topic.subscription.next_wake_ms == 15_000
-    assert topic.dispatch(now_ms=8_900) == []
-    assert topic.subscription.next_wake_ms == 13_900
-    assert topic.dispatch(now_ms=13_900) == [0]
+    StoryTopic().tell(
+        "publish 1; at 10000; send a; nack 0 +5000; "
+        + "".join(f"at {now_ms}; send a -> -; wake -> 15000; " for now_ms in range(10_000, 8_900, -100))
+        + "at 8900; send a -> -; wake -> 13900; at 13900; take a -> 0"
+    )

@@ -1,131 +1,150 @@
-"""Who gets which messages: Exclusive, Failover, Shared; Key_Shared has a file of its own."""
+"""Who gets which messages, as stories; and how keys are shared out. test_rounds.py has the model."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from ackstate import ConsumerBusyError, ConsumerClosedError, SubscriptionType
+from ackstate import SubscriptionType
+from ackstate.dispatch.consumers import Consumers
 from ackstate.position_set import PositionSet
-from topics import NumberedTopic
+from topics import NumberedTopic, StoryTopic, limits_of
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED
-SINGLE_ACTIVE = pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
+KEYS = SubscriptionType.KEY_SHARED
+# Of the consumers a and b the keys e and h are of a, the keys b and d of b.
+IS_OPEN = "ConsumerBusyError consumer 'a' is open: close it first, or choose another name"
+WAS_CLOSED = "ConsumerClosedError consumer 'a' was closed: open it again first"
+STORIES = {  # of types, with limits
+    "an exclusive subscription refuses a second consumer": (
+        [EXCLUSIVE], "",
+        "publish 3; send a 2 -> 0 1; join b ! ConsumerBusyError 'b': 'a' has; send b ! ConsumerBusyError 'b': 'a' has; "
+        "consumers -> a; active -> a; held -> 2; send a -> 2",
+    ),
+    "to open a consumer twice is refused and changes nothing": (
+        SubscriptionType, "", f"publish 2; join a; join a p7 ! {IS_OPEN}; consumers -> a; send a -> 0 1",
+    ),
+    "to open a consumer that a dispatch opened is refused and changes nothing": (
+        SubscriptionType, "", f"publish 2; send a 1 -> 0; join a p7 ! {IS_OPEN}; consumers -> a; send a -> 1",
+    ),
+    # No one would give its messages back: a dispatch that comes late, after the connection has gone.
+    "a consumer that was closed gets nothing before it is opened again": (
+        SubscriptionType, "",
+        f"publish 3; send a 2 -> 0 1; leave a -> 2; send a ! {WAS_CLOSED}; send a ! {WAS_CLOSED}; consumers -> -; "
+        "held -> 0; take b 1 -> 0; leave b; join a; take a -> 0 1 2",
+    ),
+    "priority goes before the name": ([FAILOVER], "", "join a p1; join z; join y; active -> y"),
+    "a better consumer takes over all that is not acked, as in pulsar, and either may ack it": (
+        [FAILOVER], "",
+        "publish 4; send b 3 -> 0 1 2; ack 0; join a; held -> 0; send b -> -; send a -> 1/1 2/1 3; ack 1; "
+        "unacked -> 2 3",
+    ),
+    "a message given back brings all that was sent after it, so that the order stays": (
+        [EXCLUSIVE, FAILOVER], "",
+        "publish 6; send a 5; nack 2 -> True; held -> 2; nack 3 -> False; send a -> 2/1 3/1 4/1 5",
+    ),
+    "nothing passes a message given back with a delay": (
+        [EXCLUSIVE, FAILOVER], "",
+        "publish 4; send a 3; at 1000; nack 1 +100; wake -> 1100; at 1099; send a -> -; at 1100; take a -> 1 2 3",
+    ),
+    "no limit holds a single active consumer back": (
+        [EXCLUSIVE, FAILOVER], "messages=2 ranges=1 bytes=1024",
+        "publish 1000; send a 1000 -> 0..999; ack 1..999/2; unpersisted -> 7872; closed -> -; publish 1; "
+        "send a -> 1000; wait a; woken -> a",
+    ),
+    "a single active consumer gets delayed messages at once, as in pulsar": (
+        [EXCLUSIVE, FAILOVER], "", "publish 2 @1000; send a -> 0 1; wake -> None",
+    ),
+    # A message that waits and is acked with the cursor itself: those of its key never filled a hole again.
+    "what was acked past the subscription does not hold its key up": (
+        [KEYS], "ranges=3", "join a; keys eh 4; send a 3 -> 0 1 2; nack 1; past 1 4 6; send a 3 -> 3 5",
+    ),
+    "a consumer at its limit does not hold others up": (
+        [KEYS], "each=2",
+        "join a; join b; keys eb 3; send a -> 0 2; send b -> 1 3; ack 1 3; send b -> 5; ack 0 2; send a -> 4",
+    ),
+    "given back the messages of a key go in order to whose it is now": (
+        [KEYS], "", "join a; keys b 3; send a 2; join b; nack 1 0; send a -> -; send b -> 0/1 1/1 2",
+    ),
+    "the messages of a key whose consumer leaves go in order to whose it is now": (
+        [KEYS], "", "join a; keys b 3; send a 2; join b; leave a; send b -> 0/1 1/1 2",
+    ),
+    "later messages of a key wait with one given back with a delay": (
+        [KEYS], "",
+        "join a; join b; keys eehe; send a 2 -> 0 1; nack 0 +100; send a -> 2; nack 1; at 99; send a -> -; at 100; "
+        "take a -> 0 1 3",
+    ),
+    "when the delay of a message is over, the next one that waits for a time holds the rest": (
+        [KEYS], "",
+        "join a; keys e 5; send a 4; nack 3 1; nack 0 +20; nack 2 +100; at 19; send a -> -; at 20; take a -> 0 1; "
+        "at 100; take a -> 2 3 4",
+    ),
+    # Each hole is filled from its ends, and of the two messages of a key the earlier one goes first.
+    "while a limit binds, holes are filled in the order of the key": (
+        [KEYS], "",
+        "join a; publish 1; publish 1 k; publish 3; publish 1 k; publish 4; send a 10; nack 1 2 3 5 8; ack 0 4 6 7 9; "
+        "limits ranges=2; runs -> 3; take a -> 1 3 5 8",
+    ),
+    "a message comes again lowest first, and acked never": (
+        [SHARED], "",
+        "publish 5; take a 3 -> 0 1 2; nack 2 0 0 3 -> True True False False; ack 2; take b -> 0 3 4; upto 3; "
+        "leave b -> 1; take c -> 4",
+    ),
+    "a delayed message takes no reservation": (
+        [SHARED], "messages=2", "publish 3 @100; publish 1; send a -> 3; held -> 1"
+    ),
+}  # fmt: skip
 
 
-def test_an_exclusive_subscription_refuses_a_second_consumer():
-    topic = NumberedTopic(EXCLUSIVE)
-    topic.publish(3)
-    assert topic.dispatch("a", 2) == [0, 1]
-    with pytest.raises(ConsumerBusyError, match="'b': 'a' has"):
-        topic.subscription.consumer_opened("b")
-    with pytest.raises(ConsumerBusyError, match="'b': 'a' has"):
-        topic.dispatch("b")
-    assert topic.subscription.consumers == ("a",)
-    assert topic.subscription.active_consumer == "a"
-    assert topic.subscription.unacked_messages == 2
-    assert topic.dispatch("a") == [2]
+@pytest.mark.parametrize(
+    ("kind", "limits", "story"),
+    [
+        pytest.param(kind, limits, story, id=f"{name}-{kind.value}")
+        for name, (kinds, limits, story) in STORIES.items()
+        for kind in kinds
+    ],
+)
+def test_a_story_of_who_gets_which_messages(kind, limits, story):
+    StoryTopic(kind, **limits_of(limits.split())).tell(story)
 
 
-@pytest.mark.parametrize("kind", SubscriptionType)
-@pytest.mark.parametrize("opened_by", ["consumer_opened", "dispatch"])
-def test_to_open_a_consumer_twice_is_refused_and_changes_nothing(kind, opened_by):
-    topic = NumberedTopic(kind)
-    topic.publish(2)
-    if opened_by == "dispatch":
-        topic.dispatch("a", 1)
-    else:
-        topic.subscription.consumer_opened("a")
-    with pytest.raises(ConsumerBusyError, match="consumer 'a' is open: close it first, or choose another name"):
-        topic.subscription.consumer_opened("a", priority=7)
-    assert topic.subscription.consumers == ("a",)
-    assert topic.dispatch("a") == ([1] if opened_by == "dispatch" else [0, 1])
+def test_a_dead_letter_lets_the_rest_of_its_key_go():
+    StoryTopic(KEYS, dead_after=0).tell("join a; keys e 3; send a 2; nack 0; send a -> 2; dead -> 0/1")
 
 
-@pytest.mark.parametrize("kind", SubscriptionType)
-def test_a_consumer_that_was_closed_gets_nothing_before_it_is_opened_again(kind):
-    """No one would give its messages back: a dispatch that comes late, after the connection has gone."""
-    topic = NumberedTopic(kind)
-    topic.publish(3)
-    assert topic.dispatch("a", 2) == [0, 1]
-    assert topic.subscription.consumer_closed("a") == 2
-    for _ in range(2):
-        with pytest.raises(ConsumerClosedError, match="consumer 'a' was closed: open it again first"):
-            topic.dispatch("a")
-    assert topic.subscription.consumers == ()
-    assert topic.subscription.unacked_messages == 0
-    assert topic.dispatch("b", 1) == [0]
-    topic.subscription.consumer_closed("b")
-    topic.subscription.consumer_opened("a")
-    assert topic.dispatch("a") == [0, 1, 2]
+def test_no_more_than_it_may_is_read_ahead():
+    topic = StoryTopic(KEYS, options={"look_ahead_max": 5}).tell("join a; join b; keys e 300; send b -> -")
+    assert len(topic.subscription._messages.waiting) == 5
+    received = []
+    while got := topic.dispatch("a", 7):
+        received += got
+    assert received == list(range(300))
 
 
-def test_priority_goes_before_the_name():
-    topic = NumberedTopic(FAILOVER)
-    topic.subscription.consumer_opened("a", priority=1)
-    topic.subscription.consumer_opened("z", priority=0)
-    topic.subscription.consumer_opened("y", priority=0)
-    assert topic.subscription.active_consumer == "y"
+def owners(names, keys):
+    consumers = Consumers(KEYS)
+    for name in names:
+        consumers.open(name, priority=0)
+    return [consumers.owner(key) for key in keys]
 
 
-def test_a_better_consumer_takes_over_all_that_is_not_acked_as_in_pulsar():
-    topic = NumberedTopic(FAILOVER)
-    topic.publish(4)
-    assert topic.dispatch("b", 3) == [0, 1, 2]
-    topic.ack(0)
-    topic.subscription.consumer_opened("a")
-    assert topic.subscription.unacked_messages == 0
-    assert topic.dispatch("b") == []
-    assert topic.deliveries("a") == [(1, 1), (2, 1), (3, 0)]
-    topic.ack(1)  # from whichever of the two
-    assert topic.unacked() == [2, 3]
+def test_the_keys_of_these_stories_are_whose_they_say():
+    assert owners("ab", [b"e", b"h", b"b", b"d"]) == ["a", "a", "b", "b"]
 
 
-@SINGLE_ACTIVE
-def test_a_message_given_back_brings_all_that_was_sent_after_it_so_that_the_order_stays(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(6)
-    topic.dispatch("a", 5)
-    assert topic.nack(2) == [True]
-    assert topic.subscription.unacked_messages == 2
-    assert topic.nack(3) == [False]
-    assert topic.deliveries("a") == [(2, 1), (3, 1), (4, 1), (5, 0)]
+@pytest.mark.parametrize("consumer_count", [2, 3, 5, 10])
+def test_keys_are_shared_out_evenly_and_few_move_when_a_consumer_comes(consumer_count):
+    names = [f"consumer-{number}" for number in range(consumer_count)]
+    keys = [b"key-%d" % number for number in range(4_000)]
+    before, after = owners(names, keys), owners([*names, "another"], keys)
+    assert all(0.8 < count * consumer_count / 4_000 < 1.2 for count in Counter(before).values())
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {"another"}
+    assert 0.8 < len(moved) * (consumer_count + 1) / 4_000 < 1.2
 
 
-@SINGLE_ACTIVE
-def test_nothing_passes_a_message_given_back_with_a_delay(kind):
-    topic = NumberedTopic(kind)
-    topic.publish(4)
-    topic.dispatch("a", 3)
-    topic.nack(1, delay_ms=100, now_ms=1_000)
-    assert topic.subscription.next_wake_ms == 1_100
-    assert topic.dispatch("a", now_ms=1_099) == []
-    assert topic.dispatch("a", now_ms=1_100) == [1, 2, 3]
-
-
-@SINGLE_ACTIVE
-def test_no_limit_holds_a_single_active_consumer_back(kind):
-    topic = NumberedTopic(kind, max_unacked_messages=2, max_unacked_ranges=1, max_unpersisted_ack_record_bytes=1_024)
-    topic.publish(1_000)
-    assert topic.dispatch("a", 1_000) == list(range(1_000))
-    topic.ack(*range(1, 1_000, 2))
-    assert topic.cursor.view.unpersisted_record_bytes > 1_024
-    assert topic.subscription.why_blocked() == ()
-    topic.publish()
-    assert topic.dispatch("a") == [1_000]
-    calls = []
-    topic.subscription.when_open(lambda: calls.append(1), "a")
-    assert calls == [1]
-
-
-@SINGLE_ACTIVE
-def test_a_single_active_consumer_gets_delayed_messages_at_once_as_in_pulsar(kind):
-    topic = NumberedTopic(kind, tick_time_ms=10)
-    topic.publish(2, deliver_at_ms=1_000)
-    assert topic.dispatch("a") == [0, 1]
-    assert topic.subscription.next_wake_ms is None
-
-
-@pytest.mark.parametrize("kind", [FAILOVER, SubscriptionType.KEY_SHARED])
+@pytest.mark.parametrize("kind", [FAILOVER, KEYS])
 def test_to_give_back_many_of_one_key_with_a_delay_costs_each_the_same(monkeypatch, kind):
     topic = NumberedTopic(kind)
     topic.publish(200, key=b"k")
