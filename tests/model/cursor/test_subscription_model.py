@@ -84,16 +84,12 @@ class GatedStory(ScheduleStory):
             self.ack(*sent[::2])
             self.ack(*sent[1::4])
 
-    def finish(self):
-        self.schedule.check_all()
-        self.schedule.drain()
-
 
 def acks_every_other():
     story = GatedStory()
     story.send_and_ack_every_other()
     assert 0.8 * 1_024 < story.used() <= 1_024
-    story.finish()
+    story.end()
 
 
 def acks_what_was_given_back():
@@ -107,7 +103,7 @@ def acks_what_was_given_back():
     story.fail_writes()
     story.ack(*early[5:6])
     assert story.side.model.acked == set()
-    story.finish()
+    story.end()
 
 
 def cuts_a_range_where_its_first_id_becomes_longer():
@@ -121,7 +117,7 @@ def cuts_a_range_where_its_first_id_becomes_longer():
     story.limit(max_unpersisted_ack_record_bytes=story.used())
     story.schedule.now_ms = 1_200
     story("persist")
-    story.finish()
+    story.end()
 
 
 def puts_a_lower_range_in_the_place_of_a_longer_one():
@@ -136,7 +132,7 @@ def puts_a_lower_range_in_the_place_of_a_longer_one():
     story.ack(5)
     story.limit(max_unpersisted_ack_record_bytes=story.used())
     story("persist")
-    story.finish()
+    story.end()
 
 
 def acks_while_all_acks_are_young():
@@ -144,7 +140,7 @@ def acks_while_all_acks_are_young():
     story.send_and_ack_every_other()
     # The messages in flight keep it closed, which no persist can change.
     assert story.side.subscription.usage().reserved_bytes > 0.8 * 1_024
-    story.finish()
+    story.end()
 
 
 STORIES = [
@@ -174,7 +170,7 @@ def test_what_falls_due_fills_a_hole_although_what_waits_finds_no_room():
     assert story.dispatch(2) == []
     schedule.now_ms = 200
     assert story.dispatch(2) == [0, 3]
-    story.finish()
+    story.end()
 
 
 def test_a_hole_whose_lower_part_was_acked_as_a_whole_is_still_filled():
@@ -188,7 +184,7 @@ def test_a_hole_whose_lower_part_was_acked_as_a_whole_is_still_filled():
     story.give_back([0])
     story("ack_up_to", 2)
     assert story.dispatch(1) == [3]
-    story.finish()
+    story.end()
 
 
 def test_an_ack_beside_what_is_being_written_is_counted_as_what_it_will_be_alone():
@@ -210,7 +206,7 @@ def test_an_ack_beside_what_is_being_written_is_counted_as_what_it_will_be_alone
         dispatch(story.schedule, story.side, "b", 5)
 
     story.persist_while(work)
-    story.finish()
+    story.end()
 
 
 def test_what_a_limit_cut_off_and_what_is_young_beside_it_do_not_part_beyond_the_limit():
@@ -228,4 +224,4 @@ def test_what_a_limit_cut_off_and_what_is_young_beside_it_do_not_part_beyond_the
     story("ack_up_to", 10)
     story.limit(max_unpersisted_ack_record_bytes=story.used(), unpersisted_release_ratio=1)
     story("persist")
-    story.finish()
+    story.end()

@@ -143,170 +143,87 @@ def test_each_message_comes_in_time_and_once(kind):
     run_state_machine_as_test(type("Machine", (TrackersMachine,), {"kind": kind}), settings=few)
 
 
-# Stories.
+# Stories, with settings: what the broker and its first dispatcher do, or all dispatchers.
+
+STORIES = {
+    # Both subscriptions poll at every moment at which something could come too early.
+    "asks every ms": (
+        {"tick_ms": 100},
+        "publish 1 99 100 101 163 164 199 200 228 250; feed; " + "all work; later 1; " * 400,
+    ),
+    "asks for one at a time": (
+        {}, "publish 64 64 64 64 64 64 20 29 38 47 56 65 74 83; feed; "
+        + "all read 2; all poll 1; all send_again; later 4; " * 40 + "check",
+    ),
+    # The topic is idle, and its tick is set below the broker's.
+    "sleeps until woken": ({"tick_ms": 1_000}, "all set_tick 100; publish 5000 5500 6001 7777"),
+    # The messages are in sealed buckets, where those are.
+    "reads what waits again when it is due": (
+        {}, "publish 50 60 70 80 90 100 110 120; publish 500; read; later 95; rewind 10000; read; later 5; work; "
+        "sent_among_others 0 1 2 3 4",
+    ),
+    "acks what waits": ({}, "publish 50 60 70; read; ack 1; later 200; poll; send_again; sent 0 2"),
+    "seeks back": (
+        {}, "publish -1 50 90 900; work; later 60; work; sent 0 1; later 60; poll 0; seek 1; nothing_comes; read; "
+        "sent 1 2; check",
+    ),
+    "crashes while most wait": (
+        {}, f"publish {' '.join(map(str, range(30, 330, 10)))}; feed; all read; later 100; work; ack 0; crash; check",
+    ),
+    # The message is in a sealed bucket, where those are, in one segment with a message that is due later.
+    "crashes when a message falls due": ({"tick_ms": 1}, "publish -1 9 64 64 9; read; later 9; crash; check"),
+    # Four ledgers in which the later messages are due earlier: whichever segment comes first, none is left out.
+    "waits for what is due last": (
+        {}, f"publish {' '.join(map(str, range(400, 80, -20)))} 500; read; check; " + "work; later 10; " * 50,
+    ),
+    "the clock runs back": (
+        {"tick_ms": 64},
+        "publish 30 60 90 128 300; "
+        + "".join(f"later {each}; work; check; " for each in (0, 70, -50, 20, 200, -300, 100)),
+    ),
+    "the storage fails while the log goes on": (
+        {}, "storage_fails 4; publish 10 20 30 40 41 60 70 10 20 30 40; read; later 40; work; check",
+    ),
+}  # fmt: skip
 
 
-def asks_every_ms(kind):
-    """Both subscriptions poll at every moment at which something could come too early."""
-    broker = DelayBroker(kind, tick_ms=100)
-    broker.publish(1, 99, 100, 101, 163, 164, 199, 200, 228, 250)
-    broker.feed()
-    for _ in range(400):
-        for dispatcher in broker.dispatchers:
-            dispatcher.work()
-        broker.clock_ms += 1
-    broker.drain()
-
-
-def asks_for_one_at_a_time(kind):
-    broker = DelayBroker(kind)
-    broker.publish(*[64] * 6, *range(20, 90, 9))
-    broker.feed()
-    for _ in range(40):
-        for dispatcher in broker.dispatchers:
-            dispatcher.read(2)
-            dispatcher.poll(1)
-            dispatcher.send_again()
-        broker.clock_ms += 4
-    broker.check()
-    broker.drain()
-
-
-def sleeps_until_woken(kind):
-    """The topic is idle, and its tick is set below the broker's."""
-    broker = DelayBroker(kind, tick_ms=1_000)
-    for dispatcher in broker.dispatchers:
-        dispatcher.set_tick(100)
-    broker.publish(5_000, 5_500, 6_001, 7_777)
-    broker.drain()
-
-
-def reads_what_waits_again_when_it_is_due(kind):
-    """The messages are in sealed buckets, where those are."""
-    broker = DelayBroker(kind)
-    messages = broker.publish(*range(50, 130, 10))
-    broker.publish(500)
-    dispatcher = broker.dispatchers[0]
-    dispatcher.read()
-    broker.clock_ms += 95
-    dispatcher.rewind(ALL)
-    dispatcher.read()
-    broker.clock_ms += 5
-    dispatcher.work()
-    assert set(dispatcher.sent) >= set(messages[:5])
-    broker.drain()
-
-
-def acks_what_waits(kind):
-    broker = DelayBroker(kind)
-    first, second, third = broker.publish(50, 60, 70)
-    dispatcher = broker.dispatchers[0]
-    dispatcher.read()
-    dispatcher.ack(second)
-    broker.clock_ms += 200
-    dispatcher.poll()
-    dispatcher.send_again()
-    assert dispatcher.sent == [first, third]
-    broker.drain()
-
-
-def seeks_back(kind):
-    broker = DelayBroker(kind)
-    messages = broker.publish(NO_DELAY, 50, 90, 900)
-    dispatcher = broker.dispatchers[0]
-    dispatcher.work()
-    broker.clock_ms += 60
-    dispatcher.work()
-    assert dispatcher.sent == messages[:2]
-    broker.clock_ms += 60
-    dispatcher.poll(0)
-    dispatcher.seek(1)
-    assert dispatcher.poll() == []
-    dispatcher.read()
-    assert dispatcher.sent == messages[1:3]
-    broker.check()
-    broker.drain()
-
-
-def crashes_while_most_wait(kind):
-    broker = DelayBroker(kind)
-    broker.publish(*range(30, 330, 10))
-    broker.feed()
-    for dispatcher in broker.dispatchers:
-        dispatcher.read()
-    broker.clock_ms += 100
-    broker.dispatchers[0].work()
-    broker.dispatchers[0].ack(broker.log[0])
-    broker.crash()
-    broker.check()
-    broker.drain()
-
-
-def crashes_when_a_message_falls_due(kind):
-    """The message is in a sealed bucket, where those are, in one segment with a message that is due later."""
-    broker = DelayBroker(kind, tick_ms=1)
-    broker.publish(NO_DELAY, 9, 64, 64, 9)
-    broker.dispatchers[0].read()
-    broker.clock_ms += 9
-    broker.crash()
-    broker.check()
-    broker.drain()
-
-
-def waits_for_what_is_due_last(kind):
-    """Four ledgers in which the later messages are due earlier: whichever segment comes first, none is left out."""
-    broker = DelayBroker(kind)
-    broker.publish(*range(400, 80, -20), 500)
-    broker.dispatchers[0].read()
-    broker.check()
-    for _ in range(50):
-        broker.dispatchers[0].work()
-        broker.clock_ms += 10
-    broker.drain()
-
-
-def the_clock_runs_back(kind):
-    broker = DelayBroker(kind, tick_ms=64)
-    broker.publish(30, 60, 90, 128, 300)
-    for ahead_ms in (0, 70, -50, 20, 200, -300, 100):
-        broker.clock_ms += ahead_ms
-        broker.dispatchers[0].work()
-        broker.check()
-    broker.drain()
-
-
-def the_storage_fails_while_the_log_goes_on(kind):
-    broker = DelayBroker(kind)
-    if broker.store is not None:
-        for at in range(4):
-            broker.store.inject(Fault(broker.store.mutation_count + at, FaultKind.FAIL_BEFORE))
-    broker.publish(10, 20, 30, 40, 41, 60, 70, 10, 20, 30, 40)
-    broker.dispatchers[0].read()
-    broker.clock_ms += 40
-    broker.dispatchers[0].work()
-    broker.check()
-    broker.drain()
-
-
-STORIES = [
-    asks_every_ms,
-    asks_for_one_at_a_time,
-    sleeps_until_woken,
-    reads_what_waits_again_when_it_is_due,
-    acks_what_waits,
-    seeks_back,
-    crashes_while_most_wait,
-    crashes_when_a_message_falls_due,
-    waits_for_what_is_due_last,
-    the_clock_runs_back,
-    the_storage_fails_while_the_log_goes_on,
-]
+def tell(broker, text):
+    for step in filter(None, text.split("; ")):
+        verb, *words = step.split()
+        dispatchers = broker.dispatchers if verb == "all" else broker.dispatchers[:1]
+        verb, *words = words if verb == "all" else (verb, *words)
+        numbers = [int(word) for word in words]
+        messages = [broker.log[number] for number in numbers if verb in {"ack", "sent", "sent_among_others"}]
+        match verb:
+            case "publish":
+                broker.publish(*numbers)
+            case "later":
+                broker.clock_ms += numbers[0]
+            case "storage_fails":
+                for at in range(numbers[0] if broker.store is not None else 0):
+                    broker.store.inject(Fault(broker.store.mutation_count + at, FaultKind.FAIL_BEFORE))
+            case "feed" | "crash" | "check":
+                getattr(broker, verb)()
+            case "ack":
+                dispatchers[0].ack(*messages)
+            case "sent":
+                assert dispatchers[0].sent == messages
+            case "sent_among_others":
+                assert set(dispatchers[0].sent) >= set(messages)
+            case "nothing_comes":
+                assert dispatchers[0].poll() == []
+            case _:
+                for each in dispatchers:
+                    getattr(each, verb)(*numbers)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.parametrize("story", STORIES)
 def test_the_stories_that_find_planted_bugs_end_well(story, kind):
-    story(kind)
+    settings, text = STORIES[story]
+    broker = DelayBroker(kind, **settings)
+    tell(broker, text)
+    broker.drain()
 
 
 # How early and how late at most: the times of the trackers' docstrings, written out.

@@ -31,23 +31,9 @@ def test_every_crash_state_of_a_deletion_is_the_subscription_or_none(format_):
     assert found.counts["recoveries"] > 100
 
 
-def told():
-    """Delete a subscription with acks on the disk, and one that is fenced before anything is acked."""
-    story = ScheduleStory()
-    story.sent(3)
-    story.ack(1)
-    story("persist")
-    story("delete", 1)
-    story("dispatch", "a", 3)
-    story.ack(1)
-    story("crash")
-    story("delete", 0)
-    story("go_on_before")
-    return story
-
-
 def test_a_deleted_subscription_is_created_anew():
-    story = told()
+    """One with acks on the disk, and one that is fenced before anything is acked."""
+    story = ScheduleStory().tell("sent 3; ack 1; persist; delete 1; dispatch a 3; ack 1; crash; delete 0; go_on_before")
     assert story.side.model.acked == set()
     story.end()
     assert story.schedule.counts["deletions"] == 2
@@ -56,11 +42,7 @@ def test_a_deleted_subscription_is_created_anew():
 @pytest.mark.parametrize("kind", FaultKind)
 @pytest.mark.parametrize("mutation", range(6))
 def test_a_deletion_that_fails_at_any_write_has_happened_or_not(kind, mutation):
-    story = ScheduleStory()
-    story.schedule.meanwhile_share = 0
-    story.sent(3)
-    story.ack(1)
-    story("persist")
+    story = ScheduleStory().tell("alone; sent 3; ack 1; persist")
     story.schedule.script_faults(story.side, kind, ahead=mutation, count=1)
     story("delete", 1)
     assert story.side.model.acked in ({0}, {1}, {0, 1})  # the owner may have acked once more
