@@ -91,5 +91,5 @@ def test_an_exhibit_of_a_store_differs_from_the_product_and_leaves_nothing_behin
 def test_the_museum_has_every_bug_once():
     names = [exhibit.name for exhibit in EXHIBITS]
     assert [name.removesuffix("-sqlite") for name in names] == [f"M{number}" for number in range(1, 17)]
-    # The two others are caught by layer 2 (tests/system/analysis/crash/process_with_shim.py).
+    # The two others are caught by layer 2 (museum.matrix).
     assert {name for name in names if "-" in name} == STORIES.keys() | {"M2-sqlite", "M11-sqlite"}

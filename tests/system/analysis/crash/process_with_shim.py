@@ -1,39 +1,30 @@
-"""Run by test_system_calls.py and test_power_cuts.py in a process that was started with the fault shim; ends with 0.
+"""Run by test_system_calls.py in a process that was started with the fault shim; ends with 0.
 
-python -P process_with_shim.py calls|planted|clean|cuts
+python -P process_with_shim.py calls|clean
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import tempfile
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from signal import SIGKILL
 
 import crash.system_calls
-from ackstate.analysis.crash import power_cuts
-from ackstate.analysis.crash.oracle import Promise
-from ackstate.cursor import persist
-from ackstate.errors import AckStateError
 from ackstate.position import Position
 from ackstate.stores import sqlite_database
-from ackstate.stores.sqlite_connection import SqliteConnection
-from crash.shim import Action, CallFault, loaded, lose_names_in_power_cuts
+from crash.shim import Action, CallFault, loaded
 from crash.steps import Step, StepKind
-from crash.system_calls import SYSCALL_FAULTS, SyscallFault, faulted_runs
+from crash.system_calls import SYSCALL_FAULTS, faulted_runs
 from crash.system_calls.program import Script
-from forked import in_child
-from museum.exhibits import EXHIBITS
 
 SHIM = loaded()
-ENTERED = ExitStack()
 NEVER = CallFault(1 << 40, Action.FAIL)
 
 
@@ -190,54 +181,8 @@ def calls():
             check(directory)
 
 
-def exhibit(name):
-    """Return what plants an exhibit of the museum for good."""
-    (found,) = [each for each in EXHIBITS if each.name == name]
-    return lambda: ENTERED.enter_context(found.plant())
-
-
-def raise_what_comes():
-    """a full disk is told in words that are not ours."""
-    SqliteConnection._in_our_words = lambda _connection, error: RuntimeError(f"panic: {error}")
-
-
-def pass_a_group_by():
-    """where a group of cursors cannot be written, they are taken for written."""
-
-    append = persist._append
-
-    def append_together(appends):
-        outcomes = append(appends)
-        if len(outcomes) == 1:
-            return outcomes
-        return [0 if isinstance(each, AckStateError) else each for each in outcomes]
-
-    persist._append = append_together
-
-
-GATE = SyscallFault("fails with EIO, and loses power before the next call", Action.FAIL, errno.EIO, dies_later=1)
-ENOSPC = SyscallFault("fails with ENOSPC", Action.FAIL, errno.ENOSPC)
-POWER = SyscallFault("loses power before the call", Action.KILL_BEFORE)
 ALONE = Script((Step(StepKind.ACK, 0, Position(1, 5)),))
 REOPENED = Script((Step(StepKind.ACK, 0, Position(1, 5)), Step(StepKind.REOPEN), Step(StepKind.PERSIST)))
-# Two cursors whose acks are written with one sync, where each has a ledger already.
-GROUP = Script(
-    (
-        Step(StepKind.ACK, 0, Position(1, 5)),
-        Step(StepKind.ACK, 1, Position(1, 7)),
-        Step(StepKind.PERSIST_ALL),
-    ),
-    cursor_count=2,
-    endures=True,
-)
-# The bug, the fault, the program if not that of the seed, the promise, and a part of the story.
-PLANTED = (
-    (exhibit("M11-sqlite"), GATE, None, Promise.I10, "fails with EIO"),
-    (exhibit("M1-sqlite"), POWER, None, Promise.I10, "the power is cut"),
-    (exhibit("M2-sqlite"), POWER, None, Promise.I10, "the power is cut"),
-    (raise_what_comes, ENOSPC, None, Promise.ERRORS, "fails with ENOSPC: call"),
-    (pass_a_group_by, GATE, GROUP, Promise.I2, "of store/ackstate.sqlite3"),
-)
 
 
 def runs_of(played, faults, count):
@@ -251,25 +196,6 @@ def runs_of(played, faults, count):
             if outcome.broken:
                 break
     return found
-
-
-def first_caught(plant, run):
-    """Return the last outcome of some runs with a bug planted, in a child, so that it stays there."""
-
-    def play():
-        plant()
-        return json.dumps(run()[-1])
-
-    return json.loads(in_child(play))
-
-
-def planted():
-    for plant, fault, played, promise, met in PLANTED:
-        outcome = first_caught(plant, lambda fault=fault, played=played: runs_of(played, [fault], 2))
-        assert promise in [found["promise"] for found in outcome["broken"]], (plant, outcome)
-        story = outcome["broken"][0]["story"]
-        assert any(met in line for line in story), (plant, story)
-        assert 2 < len(story) < 40, (plant, story)
 
 
 def clean():
@@ -288,24 +214,5 @@ def clean():
     assert sum(cycles) > 100, cycles
 
 
-def cuts_of(count):
-    found = []
-    with closing(power_cuts.power_cuts(1, mount_options=[""])) as outcomes:
-        for outcome in islice(outcomes, count):
-            found.append(asdict(outcome))
-            if outcome.broken:
-                break
-    return found
-
-
-def cuts():
-    """A power cut costs a store that does not sync names; ext4 would keep them with the next sync of a file."""
-    lose_names_in_power_cuts()
-    expect(first_caught(lambda: None, lambda: cuts_of(3))["broken"], [])
-    broken = first_caught(exhibit("M2-sqlite"), lambda: cuts_of(20))["broken"]
-    # A store that has lost a name has lost receipts, or cannot be opened.
-    assert {Promise.I2, Promise.I5} & {each["promise"] for each in broken}, broken
-
-
 if __name__ == "__main__":
-    {"calls": calls, "planted": planted, "clean": clean, "cuts": cuts}[sys.argv[1]]()
+    {"calls": calls, "clean": clean}[sys.argv[1]]()
