@@ -8,7 +8,6 @@ import itertools
 import socket
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 
@@ -760,29 +759,3 @@ def test_a_store_goes_on_by_itself_when_servers_of_three_die_and_loses_nothing(m
         assert store._session._client.client_id == session_id
         # Followers without a leader drop their clients, so the loss of each leader was felt.
         assert states.count("SUSPENDED") >= 2
-
-
-@pytest.mark.slow
-def test_the_last_write_on_the_far_side_of_a_split_is_undone(members, root):
-    """Its server leads no more when it returns, and takes nothing of the writes sent to it meanwhile."""
-    far = leader(members)
-    near = [member for member in members if member is not far]
-    with open_at([far], root) as stale, contextlib.ExitStack() as stack:
-        version = stale.metadata.put("/a", b"durable", expected_version=ABSENT)
-        far.pause()
-        stack.callback(far.resume)
-        late = stack.enter_context(ThreadPoolExecutor(1)).submit(
-            stale.metadata.put, "/a", b"late", expected_version=version
-        )
-        leader(near)
-        newer = stack.enter_context(open_at(near, root))
-        assert newer.metadata.get("/a") == Versioned(b"durable", version)
-        new_version = newer.metadata.put("/a", b"new", expected_version=version)
-        far.resume()
-        assert isinstance(late.exception(timeout=120), StoreError)
-        with pytest.raises(VersionMismatchError):
-            stale.metadata.put("/a", b"later", expected_version=version)
-        assert newer.metadata.get("/a") == Versioned(b"new", new_version)
-    wait_until(far.role)
-    with open_at([far], root) as store:
-        assert store.metadata.get("/a") == Versioned(b"new", new_version)

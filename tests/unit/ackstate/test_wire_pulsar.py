@@ -278,6 +278,3 @@ def test_a_missing_package_says_what_to_install(monkeypatch, package, compressio
         with pytest.raises(MissingCodecError, match=r"ackstate\[compression\]"):
             refused()
     assert issubclass(MissingCodecError, AckStateError)
-
-
-# The generated classes

@@ -111,9 +111,6 @@ CASES = [(Format.NATIVE, damage) for damage in DAMAGES] + [
 ]
 
 
-# --- sound stores
-
-
 # --- notes
 
 

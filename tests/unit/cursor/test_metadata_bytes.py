@@ -193,6 +193,3 @@ def test_the_type_of_a_subscription_fits_beside_the_largest_properties():
             topic.subscribe("s", now_ms=0)
             assert len(record(store)) <= 500
             return
-
-
-# --- what a broker of Pulsar wrote beside the ledger's name

@@ -29,9 +29,6 @@ def fail(store, *, after=0, times=4) -> None:
         store.inject(Fault(store.mutation_count + at, FaultKind.FAIL_BEFORE))
 
 
-# Due messages and their times.
-
-
 # Sealing.
 
 
@@ -79,9 +76,6 @@ def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
         assert len(index) == 20_001
     assert sealed.stats().shared_count == 1000
     assert sealed.memory_bytes < unsealed.memory_bytes / 2
-
-
-# From segment to segment.
 
 
 # The mark-delete position, `clear`, `close`.

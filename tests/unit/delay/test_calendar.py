@@ -80,9 +80,6 @@ def test_one_page_too_many_is_refused(monkeypatch):
         calendar.add_many(9, *many)
 
 
-# The work of a call is bounded, however many messages wait.
-
-
 # Memory.
 
 

@@ -244,9 +244,6 @@ def test_counts_are_each_subscriptions_own_and_exact(any_index):
     assert other.delayed_message_count == 0
 
 
-# Messages that a view skips, since the log has reported them to the index.
-
-
 # A reader that restarts.
 
 
@@ -284,9 +281,6 @@ def test_what_is_offered_is_dropped_once_all_have_acked_it_and_may_come_again(an
             assert offer(other, Position(1, entry_id), FAR_MS + entry_id, now_ms=0)
         assert any_index.memory_bytes < 1.2 * memory_bytes
     assert len(poll(other, 2 * FAR_MS)) == 6_000
-
-
-# The due log: who waits for whom.
 
 
 # A view that lags behind the due log is cut off from it: nothing is lost, nothing comes twice, memory is bounded.

@@ -88,7 +88,8 @@ def test_a_recovery_that_does_not_fence_is_caught(cluster, client, only, monkeyp
     assert broken & {Promise.I14, Promise.I2, Promise.I12, Promise.ERRORS}
 
 
-@pytest.mark.parametrize("name", ["_stale", pytest.param("_suspended", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["_stale", "_suspended"])
 def test_a_log_whose_earlier_owner_publishes_on_is_caught(cluster, client, only, monkeypatch, name):
     """The opening of the log fences no one: a stale owner appends to the ledger that it has."""
     only(name)

@@ -9,6 +9,3 @@ from command_line import run
 
 def test_the_version_is_that_of_the_distribution(capsys):
     assert run(capsys, "--version") == (0, f"ackstate {version('ackstate')}\n", "")
-
-
-# --- completion
