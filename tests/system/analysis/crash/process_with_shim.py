@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import closing
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from signal import SIGKILL
@@ -186,16 +185,9 @@ REOPENED = Script((Step(StepKind.ACK, 0, Position(1, 5)), Step(StepKind.REOPEN),
 
 
 def runs_of(played, faults, count):
-    """Return the outcomes of some runs, up to the first that breaks a promise, as plain values."""
-    if played is not None:
-        crash.system_calls.script = lambda _seed: played
-    found = []
+    crash.system_calls.script = lambda _seed: played
     with closing(faulted_runs(0, SHIM, faults=faults)) as outcomes:
-        for outcome in takewhile(lambda outcome: outcome.seed < count, outcomes):
-            found.append(asdict(outcome))
-            if outcome.broken:
-                break
-    return found
+        return list(takewhile(lambda outcome: outcome.seed < count, outcomes))
 
 
 def clean():
@@ -205,11 +197,11 @@ def clean():
     outcomes = runs_of(ALONE, [*one_of_each.values()], len(one_of_each))
     # Opened a second time, or nothing would be read.
     outcomes += runs_of(REOPENED, [reading], 1)
-    assert not any(outcome["broken"] for outcome in outcomes), outcomes[-1]
-    counts = sum((Counter(outcome["counts"]) for outcome in outcomes), Counter())
+    assert not any(outcome.broken for outcome in outcomes), outcomes
+    counts = sum((Counter(outcome.counts) for outcome in outcomes), Counter())
     # One for each call of a program, and one that is not faulted.
     expect(counts["completed_programs"], len(one_of_each) + 1)
-    cycles = [outcome["cycles"] for outcome in outcomes]
+    cycles = [outcome.cycles for outcome in outcomes]
     expect(sum(cycles), counts["calls"] + counts["completed_programs"])
     assert sum(cycles) > 100, cycles
 

@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.runs import LayerSkippedError
 from ackstate.analysis.crash.subjects import NaiveSubject
 from command_line import run
+from crash import first_runs
 
 SUBJECTS = Path(__file__).parent / "subjects"
 
@@ -49,14 +48,7 @@ def ended(tracer, program, kill_at=NEVER):
 
 
 def outcomes_of(subject, count=6):
-    """The outcomes of the first runs, up to one that broke a promise."""
-    found = []
-    with closing(call_kills(1, subject=subject, shrink_tries=0)) as outcomes:
-        for outcome in islice(outcomes, count):
-            found.append(outcome)
-            if outcome.broken:
-                break
-    return found
+    return first_runs(call_kills(1, subject=subject, shrink_tries=0), count)
 
 
 def write_all(directory, names):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
-from itertools import islice
 
 import pytest
 
@@ -24,6 +23,7 @@ from ackstate.analysis.crash.runs import CrashTiming, ProcessRuns, RunSize, Sigk
 from ackstate.analysis.crash.subject import Operation, OperationKind, Report
 from ackstate.analysis.crash.subjects import NaiveSubject, Ours, OursLimited
 from command_line import ENTRY, assert_one_line, run
+from crash import first_runs
 from waiting import wait_until
 
 SMALL = RunSize(4, 60)
@@ -31,14 +31,7 @@ SMALL = RunSize(4, 60)
 
 def outcomes_of(make_subject, count=3, *, size=SMALL, shrink_tries=0, **options):
     """The outcomes of the first runs, up to one that broke a promise."""
-    layer = kills(1, subject=make_subject, size=size, shrink_tries=shrink_tries, **options)
-    found = []
-    for outcome in islice(layer, count):
-        found.append(outcome)
-        if outcome.broken:
-            break
-    layer.close()
-    return found
+    return first_runs(kills(1, subject=make_subject, size=size, shrink_tries=shrink_tries, **options), count)
 
 
 def python(program):

@@ -7,8 +7,6 @@ import json
 import mmap
 import os
 import threading
-from contextlib import closing
-from itertools import islice
 
 import pytest
 
@@ -16,6 +14,7 @@ from ackstate.analysis.crash.oracle import Promise
 from ackstate.analysis.crash.runs import UNSEEN
 from ackstate.analysis.crash.subject import EntryRun, OperationKind, Report
 from ackstate.analysis.crash.traced_disk import traced_cuts
+from crash import first_runs
 
 SIZE = 1 << 15
 NAME = os.fsdecode(b"st\xff\n \xe2\x9c\x93")
@@ -188,13 +187,7 @@ class ProtectsItsMap(StoresItsState):
 
 
 def outcomes_of(subject, count=6):
-    found = []
-    with closing(traced_cuts(1, subject=subject, shrink_tries=0)) as outcomes:
-        for outcome in islice(outcomes, count):
-            found.append(outcome)
-            if outcome.broken:
-                break
-    return found
+    return first_runs(traced_cuts(1, subject=subject, shrink_tries=0), count)
 
 
 SOUND = [StoresItsState, OpensToSync, WritesAround, CutsAndLinks, StoresInAnotherThread, StoresInAChild]
