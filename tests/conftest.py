@@ -1,7 +1,5 @@
 """Hypothesis profiles, chosen by HYPOTHESIS_PROFILE, of which an unknown name stops the run; and shared fixtures."""
 
-from __future__ import annotations
-
 import asyncio
 import faulthandler
 import gc

@@ -1,7 +1,5 @@
 """Outcomes of the demo, written down: three subscriptions, whose numbers all differ from each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ackstate.analysis.demo.broker import DemoSettings

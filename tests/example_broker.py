@@ -1,7 +1,5 @@
 """The example broker as a process, and real Pulsar clients that use it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Checks queries: each is PromQL, and selects samples of a real scrape by labels that they have."""
 
-from __future__ import annotations
-
 import re
 
 import promql_parser

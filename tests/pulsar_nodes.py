@@ -1,7 +1,5 @@
 """The metadata of a Pulsar cluster in memory, with one topic, for tests without a broker."""
 
-from __future__ import annotations
-
 from ackstate import MemoryStore
 from ackstate.stores.bookkeeper import Tail
 from ackstate.stores.pulsar import PulsarLayout

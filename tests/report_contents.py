@@ -1,7 +1,5 @@
 """A report's contents without Spark: small, and of every kind that the page has to show."""
 
-from __future__ import annotations
-
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.policy import Policy

@@ -1,7 +1,5 @@
 """A store with two cursors, one of each format, and ways to damage it; and what `ackstate fsck` answers."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import struct

@@ -1,7 +1,5 @@
 """Schedules of the crash model without chance: short stories, told event by event, in which planted bugs show."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from serial import SerialExecutor

@@ -1,7 +1,5 @@
 """An executor that runs each call at once, in the caller's thread: so many cursors write in one order."""
 
-from __future__ import annotations
-
 from concurrent.futures import Executor, Future
 
 

@@ -1,7 +1,5 @@
 """A standalone Spark cluster on this machine's loopback address."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Real stores on this machine's loopback address: HDFS, a name node and a data node in one process; and one like S3."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

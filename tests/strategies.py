@@ -1,7 +1,5 @@
 """Positions at the seams: roaring container borders, varint lengths, first entries; few ids, so operations collide."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 

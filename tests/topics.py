@@ -1,7 +1,5 @@
 """A topic with one subscription on a store in memory, in few words."""
 
-from __future__ import annotations
-
 import re
 
 from ackstate import CursorConfig, DeadLetterPolicy, ManagedCursor, MemoryStore, Message, Subscription

@@ -1,7 +1,5 @@
 """Files that traces are made from, and the contents of a trace."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Waiting in a test for an effect of another thread or process."""
 
-from __future__ import annotations
-
 import threading
 import time
 

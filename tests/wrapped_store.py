@@ -1,7 +1,5 @@
 """Stores whose calls are looked up through a function, two kinds of them, and the copy of a disk."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 from ackstate.stores.base import StoreError

@@ -3,8 +3,6 @@
 It is `ackstate crash` with more layers, in a process that has the fault shim.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -12,8 +12,6 @@ Counts: ``stale_owners``, ``stopped_owners``, ``killed_bookies``, ``lost_quorums
 ``unavailable`` for runs that ended because a client gave up.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

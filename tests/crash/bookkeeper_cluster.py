@@ -1,7 +1,5 @@
 """A private real BookKeeper cluster: ZooKeeper and bookies, each in its own process, killed and restarted at will."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sys

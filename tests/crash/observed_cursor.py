@@ -3,8 +3,6 @@
 L1, L2 and L5 do the steps of `crash.steps` with it. They differ in the kind of crash.
 """
 
-from __future__ import annotations
-
 from serial import SerialExecutor
 
 from ackstate.analysis.crash.oracle import Numbering, State

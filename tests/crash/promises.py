@@ -1,7 +1,5 @@
 """An error for each promise that was seen broken."""
 
-from __future__ import annotations
-
 
 class PromiseBrokenError(AssertionError):
     """A promise was broken: what was found contradicts it, about a number of lost or invented entries."""

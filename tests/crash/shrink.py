@@ -1,7 +1,5 @@
 """Finds the shortest steps that break a promise."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -3,8 +3,6 @@
 As a program, it publishes one message after the other and prints a line for each received position, until it is fenced.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

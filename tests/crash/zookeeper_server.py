@@ -1,7 +1,5 @@
 """A private real ZooKeeper server: started from pyspark's jars, killed, stopped, restarted on the same data."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

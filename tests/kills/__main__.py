@@ -5,8 +5,6 @@ one at a time, in front of the tests that execute their lines, and notes which f
 `check` expects a killer of each mutant that was killed, and whose statement still exists, to fail again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

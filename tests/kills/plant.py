@@ -6,8 +6,6 @@ A bug has a name, a file, an `old` text that occurs once in it, the `new` text i
 killers: ids of tests, and layers as ``layer L0``, each of which notices it; none if nothing does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@
 the mutant's code in place of the functions that are loaded already, so that nothing is imported or collected again.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

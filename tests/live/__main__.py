@@ -10,8 +10,6 @@ python -P -m live RESULT [PART ...]
 a policy is tried, and `SEED` what the clients do.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A real Pulsar cluster on the loopback address: ZooKeeper, bookies and a broker, each a process of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

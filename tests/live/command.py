@@ -1,7 +1,5 @@
 """Runs `ackstate` as a user does, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

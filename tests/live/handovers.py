@@ -1,7 +1,5 @@
 """One cursor, two owners in turn: a broker, which is unloaded, stopped or killed, and `ManagedCursor`."""
 
-from __future__ import annotations
-
 import random
 import time
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`inspect`, `fsck` and `explain` on a live cluster, beside the broker's own statistics; nothing is changed."""
 
-from __future__ import annotations
-
 import signal
 import time
 from contextlib import closing

@@ -3,8 +3,6 @@
 `ACKSTATE_PULSAR_JARS` may name the jars of another release, and `JAVA_HOME` the Java that it needs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Kills a broker, and compares the redelivery with the interceptor's trace, the recorder of polls and snapshots."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

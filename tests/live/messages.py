@@ -1,7 +1,5 @@
 """Publishes, receives and acks with Pulsar's ordinary client."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 

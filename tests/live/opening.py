@@ -1,7 +1,5 @@
 """A broker opens states that we wrote in place, and we open the states that the broker wrote."""
 
-from __future__ import annotations
-
 import random
 import time
 from contextlib import closing

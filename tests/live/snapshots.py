@@ -1,7 +1,5 @@
 """Kills a broker again and again, and compares what comes back with what `ackstate pulsar snapshot` said before."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Acks messages in transactions with Pulsar's Java client: that of Python has none."""
 
-from __future__ import annotations
-
 import threading
 
 import jpype.config

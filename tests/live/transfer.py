@@ -1,7 +1,5 @@
 """Export and import both ways, and their refusals."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run every layer on every bug of the museum, and write matrix.json: `python -P -m museum.matrix`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Fixtures that several system tests share: a disk whose power can be cut, and a cluster of Spark."""
 
-from __future__ import annotations
-
 import pytest
 
 

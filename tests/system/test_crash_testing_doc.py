@@ -1,7 +1,5 @@
 """`docs/guides/crash-test-your-cursor.md` is true: its programs are run, and its commands end and say as it shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The examples run, as their README has it: processes, sockets, kill -9."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import os

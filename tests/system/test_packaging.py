@@ -1,7 +1,5 @@
 """A user's installation: one package, one command, and a core that needs neither Spark nor Java."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`docs/tutorial.md` is true: its broker is started, killed and started again, with the output that the page shows."""
 
-from __future__ import annotations
-
 import re
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The golden files of stores, recordings and traces are read, and every format refuses other versions by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import closing

@@ -4,8 +4,6 @@ The decoders, with real bytes and seals that fit damaged ones, are the targets o
 `FUZZ_INPUTS` sets how many mutated inputs each gets; `make soak` gives all of them together over a million.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The page of the API has every public name, and the commands that pages show exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib import import_module

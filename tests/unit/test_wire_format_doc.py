@@ -1,7 +1,5 @@
 """`docs/wire-format.md` is true: written bytes, cut at the offsets it gives, are as described."""
 
-from __future__ import annotations
-
 import struct
 from itertools import pairwise
 from pathlib import Path

@@ -5,8 +5,6 @@ leave: `crash.crash_states.sqlite` defines these states. The first one that brea
 workload is shortened to the necessary steps. One run in four has a message log that is trimmed: see `log_trims`.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -5,8 +5,6 @@ store returns them, the recovery itself meets it, in both formats. Apache Pulsar
 unreadable bytes count as damage, never a bit.
 """
 
-from __future__ import annotations
-
 import shutil
 from contextlib import closing
 

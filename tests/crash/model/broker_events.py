@@ -1,7 +1,5 @@
 """Events of a broker: writes, limits, seeks, crashes; each is applied to the real broker and to the model."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 These are I4 and I8; `crash.model.written` checks the durable state.
 """
 
-from __future__ import annotations
-
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.formats import Format
 from ackstate.limits.rules import Rule

@@ -1,7 +1,5 @@
 """Events of producers and consumers; each is applied to the real subscription and to its model."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from ackstate.analysis.crash.oracle import Promise

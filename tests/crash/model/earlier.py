@@ -1,7 +1,5 @@
 """Brokers that lost a topic or a cursor and have not noticed: what they do counts until the takeover alone."""
 
-from __future__ import annotations
-
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.results import PersistTarget
 from ackstate.errors import CursorFencedError

@@ -1,7 +1,5 @@
 """One subscription, real except for the disk, and its model: opened, crashed, recovered, and checked as it writes."""
 
-from __future__ import annotations
-
 from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format

@@ -5,8 +5,6 @@ counters are recounted, and every sixteen events all of them. A persist is also 
 are acked, sent and given back as by another thread.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

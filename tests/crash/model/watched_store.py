@@ -1,7 +1,5 @@
 """The store of one broker: shared by all its cursors, each with a separate session that can fail and is watched."""
 
-from __future__ import annotations
-
 from ackstate.errors import AckStateError
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import MemoryStore

@@ -1,7 +1,5 @@
 """`BatchIndexes` against a plain dict of position -> set of unacked indexes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

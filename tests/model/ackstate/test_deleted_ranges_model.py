@@ -4,8 +4,6 @@ Checked after every step: membership, runs, text, counters, and the record size 
 runtime itself.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import pytest

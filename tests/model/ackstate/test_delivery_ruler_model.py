@@ -1,7 +1,5 @@
 """`DeliveryRuler` against the list of everything that was ever recorded: never too young, never back, hardly late."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from operator import itemgetter
 

@@ -1,7 +1,5 @@
 """Random schedules in asyncio on a slow store: a call that is cancelled, at whatever await, has happened or has not."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """One owner at a time writes a message log: whatever an earlier one does, no message with a position is lost."""
 
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 from itertools import count

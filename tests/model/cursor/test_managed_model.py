@@ -5,8 +5,6 @@ The model compares memory and disk with plain sets after every step. Here are th
 a log that is trimmed under its cursor, positions that it does not have, reading, and acks of which the age is known.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

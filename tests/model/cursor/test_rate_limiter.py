@@ -1,7 +1,5 @@
 """`MarkDeleteRateLimiter` against Guava's own two fields in fractions, against Guava in doubles, and by its promise."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

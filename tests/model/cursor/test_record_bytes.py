@@ -5,8 +5,6 @@ The range of entries `first` to `last` of a ledger below 128 takes 12 bytes, one
 than it was.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,6 @@
 """Trims, crashes and restarts in any order, against plain sets: no message is lost that someone has not acked durably,
 and everything that may go is gone."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import count
 

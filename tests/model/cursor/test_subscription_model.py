@@ -3,8 +3,6 @@
 `SCHEDULES` says how many, `FIRST_SCHEDULE` from which seed on: a failure names its seed.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

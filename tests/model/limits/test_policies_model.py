@@ -1,7 +1,5 @@
 """Delivery-delay policies against the obvious way to resolve them, and two administrators who set them in any order."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

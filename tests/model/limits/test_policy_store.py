@@ -1,7 +1,5 @@
 """The stored policies: the valid values, their text, and that no writer overwrites another unseen."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

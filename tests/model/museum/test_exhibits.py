@@ -4,8 +4,6 @@ A tiny story of each mistake of a store goes well, goes wrong while it is plante
 the broker's model (tests/model/analysis/crash/test_schedule_stories.py).
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Every bug was killed by a layer, and the product by none; measuring distinguishes a bug from none."""
 
-from __future__ import annotations
-
 import pytest
 
 from crash.schedules import schedules

@@ -1,7 +1,5 @@
 """A browser for the tests that open a report."""
 
-from __future__ import annotations
-
 import pytest
 
 from chromium import chromium

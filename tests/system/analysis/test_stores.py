@@ -1,7 +1,5 @@
 """Real stores behind URLs: the commands answer as for local files, and a missing ability is reported in a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

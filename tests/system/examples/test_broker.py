@@ -1,7 +1,5 @@
 """The example broker with the real Pulsar client: each test has a topic of its own."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The example broker is killed or stopped under real Pulsar clients, which reconnect by themselves."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The answers of the example broker to commands that the Python client does not send, and to other bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Holes and the effect of acking them: compared with the acks themselves, made on a copy of the state."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

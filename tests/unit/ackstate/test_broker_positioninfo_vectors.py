@@ -4,8 +4,6 @@ the same.
 Without deviation: each words entry of the sample has its ledgers in order, as ours have.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

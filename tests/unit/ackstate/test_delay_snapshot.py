@@ -1,7 +1,5 @@
 """Pulsar's delay snapshots: there and back, byte for byte those of protobuf's own runtime, and the golden files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from array import array
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ackstate import Position
 from ackstate.delivery_ruler import MARKS_MAX, DeliveryRuler
 

@@ -13,8 +13,6 @@ forms, `...Decoded` their content; `metaWhileOpenHex`, `metaClosedHex` and `meta
 record; `lastActive` its field 6, a wall clock; `reopenedFromMeta` the cursor after reopening.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """A broker's own configuration sets up a cursor, a gate and the rest, and nothing in it is passed over in silence."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import pytest

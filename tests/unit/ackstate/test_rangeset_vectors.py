@@ -8,8 +8,6 @@ empty bitmap: Pulsar keeps a ledger whose bitmap is empty (after adding an empty
 and span then name that ledger with entry -2 or -1; here a ledger without acked entries is not there.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

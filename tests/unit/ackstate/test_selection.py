@@ -1,7 +1,5 @@
 """The ranges that a limit keeps."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """The native record and the pointer to it: there and back, and the golden files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pulsar's records there and back: against the protobuf runtime, a plain set and by hand; limits and compression."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A store behind a URL, which is a directory."""
 
-from __future__ import annotations
-
 import pyarrow.fs
 import pytest
 

@@ -1,7 +1,5 @@
 """Charts: round ticks with units, exact places, and text that stays text."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.html_page import (

@@ -1,7 +1,5 @@
 """Durations as users write them, as text, and as options of commands."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

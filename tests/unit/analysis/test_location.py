@@ -1,7 +1,5 @@
 """Which texts are paths and which are URLs, and the location that Spark gets for each."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

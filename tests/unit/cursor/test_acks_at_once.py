@@ -1,7 +1,5 @@
 """`ack_many` and `nack_many` of a subscription: a list has the effect of single calls, all of it or nothing."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

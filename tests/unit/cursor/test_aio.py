@@ -1,7 +1,5 @@
 """Topics and subscriptions in asyncio: syncs hold nothing up, cancelled calls lose nothing, and the end is clean."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

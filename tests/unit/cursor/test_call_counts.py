@@ -1,7 +1,5 @@
 """How many calls a message costs, from publish to ack: work for each batch must not become work for each message."""
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

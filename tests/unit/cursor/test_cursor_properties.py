@@ -1,7 +1,5 @@
 """Properties that an application or the broker attaches to a cursor, or an application to a mark-delete."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

@@ -11,8 +11,6 @@ afterwards, and `s`, the state: `md`, `rp`, `pmd` (persisted mark-delete), `ind`
 `props`. `closeReopen` may have an ack between closing and opening.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Each query of the dashboard is PromQL, and selects samples of a real scrape by labels that they have."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

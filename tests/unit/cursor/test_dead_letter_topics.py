@@ -1,7 +1,5 @@
 """Dead letters: published to a topic, or handed over in asyncio, durably before the ack, and never in anybody's way."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import AsyncExitStack

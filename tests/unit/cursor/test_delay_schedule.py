@@ -1,7 +1,5 @@
 """A delayed message is cancelled or rescheduled for all subscriptions at once, in one record, or not at all."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import GateLimits, ManagedCursor, MemoryStore, Message, Position, SubscriptionType, Topic, TopicSettings

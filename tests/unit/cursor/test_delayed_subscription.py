@@ -4,8 +4,6 @@ An index may be wrong about a message's time, that it is acked, or that it is th
 looked at before it is sent, so nothing comes early; a message that the index has lost comes when the reader meets it.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import Position

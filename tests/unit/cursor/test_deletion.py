@@ -1,7 +1,5 @@
 """A subscription is deleted whole, in every form that it is stored in, and after a crash at any step."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

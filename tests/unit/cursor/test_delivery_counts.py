@@ -1,7 +1,5 @@
 """Delivery counts outlive the process, and the explanation of a hole has them; `test_redelivery` has their stories."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Why is the gate shut, which holes are there, who has them, and what does filling them free? On real runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, StoreError

@@ -1,7 +1,5 @@
 """A seek whose write failed: the disk holds the cursor as it was or restarted, and each report is true of either."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError

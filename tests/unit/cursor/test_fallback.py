@@ -1,7 +1,5 @@
 """A cursor ledger that cannot be written: the metadata store takes the state, under its own limits, and says so."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

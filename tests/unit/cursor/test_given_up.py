@@ -1,7 +1,5 @@
 """A repair keeps the properties of the record that it uses, and announces the acks and properties that it gives up."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import asdict
 

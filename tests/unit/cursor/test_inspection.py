@@ -1,7 +1,5 @@
 """The report of an inspection: the same numbers as those of a recovery, without touching the store."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A message log that has lost acked entries: every number counts only entries that the log has, and no ack is lost."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

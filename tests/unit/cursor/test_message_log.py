@@ -1,7 +1,5 @@
 """The entries of a message log: published messages are read again, and damage is named."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

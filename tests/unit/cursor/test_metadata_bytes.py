@@ -1,7 +1,5 @@
 """A cursor's record in the metadata store keeps its compression and its limit, whichever write rewrites it."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 
 import pytest

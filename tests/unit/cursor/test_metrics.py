@@ -1,7 +1,5 @@
 """Prometheus reads of every open cursor, subscription and topic what `stats` says, and none hides another."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import fields, replace
 

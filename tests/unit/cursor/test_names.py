@@ -1,7 +1,5 @@
 """The names of the packages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

@@ -4,8 +4,6 @@ Messages are of one ledger. An ack record of one entry takes 14 bytes, of entry 
 16: so 1,031 bytes are room for the acks of exactly 73 messages that begin with entry 0.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import AckRefusedError, CursorConfig, SubscriptionType

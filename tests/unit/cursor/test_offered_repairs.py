@@ -1,7 +1,5 @@
 """A repair that is offered works, also where it is the store's own tables that are damaged."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """Many cursors of one store are made durable with one sync, and one that fails does not stop the others."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What a persist writes, holds back and excludes, and when `tick` persists: by the interval, and by the rate limit."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError

@@ -5,8 +5,6 @@ nothing that is being written counts as durable, and a crash at that very instan
 after it, according to whether the one call that decides has been made.
 """
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -4,8 +4,6 @@ The messages of these stories come one by one; every second one is acked, so eac
 bytes, from entry 129 on of 16. Of 1,031 bytes 64 of the former and 8 of the latter take 1,024.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, Format, StoreError

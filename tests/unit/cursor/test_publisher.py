@@ -1,7 +1,5 @@
 """Publishing: under delivery-delay policies, and to many topics with one sync."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Pulsar's own layout as a store, on a directory of nodes in memory: paths, names, refusals, the message log."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """`Format.PULSAR`: a cursor writes as Pulsar would, and opens Pulsar's own records, in either format."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

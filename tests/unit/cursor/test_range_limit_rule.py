@@ -1,7 +1,5 @@
 """The limit on ranges by the rule of a Pulsar release: the redelivery of 4.2.4, the gauge, receipts, and the gate."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Redelivery and its count, as stories: given back, delayed, dead, sought, skipped, part of a batch, after a crash."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, Format, SubscriptionType

@@ -1,7 +1,5 @@
 """The trim of a message log, and the report of its backlog."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import closing
 

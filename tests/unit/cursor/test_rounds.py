@@ -1,7 +1,5 @@
 """`dispatch_all`, as stories: who receives what, and which events wake the waiter. The model has the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CorruptStateError, CursorClosedError, StoreError, SubscriptionType

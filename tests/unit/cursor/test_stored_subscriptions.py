@@ -1,7 +1,5 @@
 """The list of a topic's stored subscriptions, which opens none of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

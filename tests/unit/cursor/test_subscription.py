@@ -1,7 +1,5 @@
 """What was once wrong with a subscription and its log, on a store in memory; the models have the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

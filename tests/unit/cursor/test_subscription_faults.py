@@ -1,7 +1,5 @@
 """An error in a call, in a store or in a callback must not be lost, passed on to others, or hidden."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A mistake in a call, or in the parts of a subscription, is refused by name and changes nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import (

@@ -3,8 +3,6 @@
 Dispatchers that the gate keeps waiting do nothing until it calls them: one lost call and they wait for ever.
 """
 
-from __future__ import annotations
-
 import queue
 import random
 import sys

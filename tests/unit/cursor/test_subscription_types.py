@@ -1,7 +1,5 @@
 """Who gets which messages, as stories; and how keys are shared out. test_rounds.py has the model."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

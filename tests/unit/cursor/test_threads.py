@@ -1,7 +1,5 @@
 """Many threads ack while others persist and reset: nothing is lost, and acks with durable receipts survive."""
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -1,7 +1,5 @@
 """A topic opens its parts together, its subscriptions where they are stored, and closes them with one sync."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A topic trims its log behind all subscriptions, and reports and limits the backlog of the slowest."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

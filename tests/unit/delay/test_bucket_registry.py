@@ -1,7 +1,5 @@
 """The registry of delay buckets: its owner, its bytes, and owners that come and go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -9,8 +9,6 @@ Fields, beside those of the tracker: the settings `minIdx`, `step`, `maxIdx`, `m
 messages in the mutable and the shared heap; `s`, snapshots and cursor properties.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

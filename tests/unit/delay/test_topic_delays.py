@@ -1,7 +1,5 @@
 """A topic whose delay index is chosen by a setting: in memory or bucketed, with the same promises."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -7,8 +7,6 @@ runs by that); `fire` (returns timers run, requests to read on); `avail`; `get` 
 `memZero`. `c` is the number of waiting messages, `tm` the armed timers, only where changed.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

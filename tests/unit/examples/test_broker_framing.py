@@ -1,7 +1,5 @@
 """The frames of the example broker are read as they were written; test_hostile_bytes.py has other bytes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The delivery-delay policies: their values, and which updates of a topic and a namespace are refused, in tables."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.limits.policies import (

@@ -1,7 +1,5 @@
 """L1: clean on our store, and each bug that a power cut shows is found and told as a story."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from itertools import islice

@@ -1,7 +1,5 @@
 """L0 and L1 delete subscriptions, and find nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorConfig, Format, Position

@@ -1,7 +1,5 @@
 """L0, event by event: each story ends well, and breaks its promise with the bug that it is for."""
 
-from __future__ import annotations
-
 import pytest
 
 import schedule_stories

@@ -1,7 +1,5 @@
 """L0: random schedules find nothing in the product, and a seed decides what happens."""
 
-from __future__ import annotations
-
 import pytest
 
 from crash import schedules

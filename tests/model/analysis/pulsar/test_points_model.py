@@ -1,7 +1,5 @@
 """Polls of a random cursor become a trace: after each poll its redelivery is what is acked and not durable."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule

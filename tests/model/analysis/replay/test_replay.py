@@ -1,7 +1,5 @@
 """The replay in arrays against the real cursor, crashed at every instant, whatever happens to the cursor."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """The admin server as the command that a user starts."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A broker that serves its own admin paths over HTTP: the commands read it as they read a broker of Pulsar."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The command `ackstate serve` as its users meet it: real requests to a real process, which is also killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

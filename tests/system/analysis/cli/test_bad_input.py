@@ -1,7 +1,5 @@
 """Errors outside a process: permissions, full disks, Java, damage that Spark reads; one clear line each."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

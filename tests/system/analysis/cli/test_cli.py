@@ -1,7 +1,5 @@
 """The command line when all is well: its output, its files, and its remains after an interrupt."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """`--engine local` answers without Java, and as Spark does, to the last digit."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Completion in a shell, and commands by their old names in a process of their own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report that Spark's estimate is written into."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import escape

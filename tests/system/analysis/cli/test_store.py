@@ -1,7 +1,5 @@
 """Commands that look at a store, in processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from command_line import assert_one_line, run_apart

@@ -3,8 +3,6 @@
 python -P process_with_shim.py calls|clean
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """L2 for any subject finds at once each bug that a kill between two system calls shows, in any language."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

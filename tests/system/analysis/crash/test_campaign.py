@@ -1,7 +1,5 @@
 """A campaign runs layers until the budget is over, adds up, stores totals, and ends with an honest status."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The programs of L2, and the judgement of them; on a store in memory, without a system call."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from collections import Counter

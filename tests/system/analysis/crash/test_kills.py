@@ -1,7 +1,5 @@
 """SIGKILL: it finds lying subjects and none that never syncs. What subjects do wrong is told, and holds nothing up."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A disk whose power can be cut: synced data stays, other data is gone, and nothing of the disk is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

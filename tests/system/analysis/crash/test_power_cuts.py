@@ -1,7 +1,5 @@
 """L4: our own cursor survives power cuts; a subject that does not sync is caught, and so is a lying one."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing, suppress
 from itertools import islice

@@ -1,7 +1,5 @@
 """Directories of a run, and the remains of killed runs."""
 
-from __future__ import annotations
-
 import os
 
 from ackstate.analysis.crash.runs import scratch_directory

@@ -1,7 +1,5 @@
 """Hostile subjects, silent ones, large ones: the harness reports the error and never hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """L2: the n-th call fails as it should, and the product survives it; museum.matrix finds out one that does not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """L6: without root, a power cut takes back what a subject did not sync, by whatever call it was written."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

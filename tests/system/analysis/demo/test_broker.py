@@ -3,8 +3,6 @@
 And the judge is judged: a store that forgets, and a trace that misses acks, are reported.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CursorFencedError, ManagedCursor, MemoryStore

@@ -1,7 +1,5 @@
 """The main job: real processes, a real SIGKILL, a real Spark, and every prediction true."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A directory of daily traces has the answers of the trace that they make together, and nothing else is one."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from itertools import pairwise

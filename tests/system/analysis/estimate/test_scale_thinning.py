@@ -1,7 +1,5 @@
 """Chunks made small before they are brought together: the same answer to the message."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """Chunks out of order and acks of unpublished entries are refused, whichever engine replays a trace."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

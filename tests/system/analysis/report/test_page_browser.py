@@ -1,7 +1,5 @@
 """The report as a person sees it, in a headless Chromium: values, sorting, filtering, widths, colours, hostile text."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Spark gets an archive of its classes where there is one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

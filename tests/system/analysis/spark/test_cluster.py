@@ -1,7 +1,5 @@
 """A standalone cluster on this machine's loopback: the same answer as here, and a line for whatever is not there."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Traces that Spark generates."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.trace import generate

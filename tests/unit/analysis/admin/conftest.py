@@ -1,7 +1,5 @@
 """The admin server in this process, without a network."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

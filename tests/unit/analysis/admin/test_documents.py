@@ -1,7 +1,5 @@
 """The OpenAPI document and the numbers for Prometheus."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 

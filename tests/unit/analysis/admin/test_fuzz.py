@@ -1,7 +1,5 @@
 """Requests made up from the OpenAPI document, sound and unsound: only declared answers come, and never a 5xx."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import quote
 

@@ -1,7 +1,5 @@
 """Requests that the server refuses before it reads them: wrong tokens, foreign hosts, large or endless bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """A topic in a store, in Pulsar's shape: compared with the numbers that a broker reports right after it loaded it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import LedgerMap, ManagedCursor, Message, Position

@@ -1,7 +1,5 @@
 """The admin server within a broker answers from live objects, in Pulsar's words, in the thread of the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

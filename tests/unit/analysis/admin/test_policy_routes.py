@@ -1,7 +1,5 @@
 """The policies over REST: Pulsar's paths, names and answers, and partial updates that keep unnamed fields."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import StoreError

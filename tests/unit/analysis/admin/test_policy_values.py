@@ -1,7 +1,5 @@
 """The values of delay policies: the same rows for the value, the REST interface and the commands."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.limits import DelayedDeliveryPolicies

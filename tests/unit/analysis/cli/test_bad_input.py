@@ -1,7 +1,5 @@
 """Whatever is wrong outside: one clear line that names the thing, status 2, no traceback, nothing destroyed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

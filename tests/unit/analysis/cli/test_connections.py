@@ -1,7 +1,5 @@
 """Commands that connect: who gets the token, which certificates are trusted, where a redirection may lead."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

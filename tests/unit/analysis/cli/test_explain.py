@@ -1,8 +1,6 @@
 """`ackstate explain` on real stores: the holes that it shows, their causes, and that acking them has the shown
 effect."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Hostile names and answers, from stores, traces, brokers, files and words: names are escaped, answers one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

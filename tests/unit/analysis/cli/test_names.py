@@ -1,7 +1,5 @@
 """Version, completion, and suggestions for unknown names."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from command_line import run

@@ -1,7 +1,5 @@
 """`--report` and `--format`: the same values in every format, and nothing written where something is wrong."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import json

@@ -1,7 +1,5 @@
 """`ackstate namespaces` and `ackstate topics`: the request of each command, and its output."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

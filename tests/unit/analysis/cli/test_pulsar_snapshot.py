@@ -1,7 +1,5 @@
 """`ackstate pulsar snapshot` against a server that answers as a Pulsar broker does."""
 
-from __future__ import annotations
-
 import copy
 import json
 import socket

@@ -1,7 +1,5 @@
 """Commands that are refused: each is one line that names the thing, with its exit status, and makes nothing."""
 
-from __future__ import annotations
-
 import shlex
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`ackstate fsck` and `ackstate inspect` on real stores: their reports come true, and they change no byte."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`ackstate sweep` and `ackstate redelivery` under a policy, from the outside."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Seeded workloads of one subscription."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

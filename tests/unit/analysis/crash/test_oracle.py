@@ -1,7 +1,5 @@
 """The oracle of L1 to L5 and BK finds each broken promise, and excuses states that an alternative allows."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

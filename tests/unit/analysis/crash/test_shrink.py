@@ -1,7 +1,5 @@
 """The shrinker of all layers, against failures whose shortest steps are known."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The policy in force: inferred from persists, read from a broker, or named; and doubts if the recording differs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

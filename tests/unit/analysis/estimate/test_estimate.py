@@ -1,7 +1,5 @@
 """The estimate: literal events in, literal numbers out; against plain sets and plain sums on traces of every shape."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The recommendation: the gain of each setting, limits of a Pulsar broker, and the lines of its configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2

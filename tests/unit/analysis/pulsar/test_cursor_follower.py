@@ -1,7 +1,5 @@
 """Events of the polls of one cursor: acks, records, crashes, seeks, and the state that a recorder finds."""
 
-from __future__ import annotations
-
 import pytest
 from pyroaring import BitMap
 

@@ -1,7 +1,5 @@
 """What is durable of a cluster's cursors, read from its nodes and cursor ledgers in memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position

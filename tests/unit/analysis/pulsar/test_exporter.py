@@ -1,7 +1,5 @@
 """`ackstate pulsar exporter` against a server that answers as a broker does; its queries select exported metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

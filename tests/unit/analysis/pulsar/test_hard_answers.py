@@ -1,7 +1,5 @@
 """Answers of brokers from which a number is easily too low: joined ranges, skip-all, missing ledgers, batches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

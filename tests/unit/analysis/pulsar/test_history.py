@@ -1,7 +1,5 @@
 """The history of a cursor ledger against plain sets of entries, its limits, and the command that shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """`ackstate pulsar record` against a server that answers as a broker does: its trace, failures, and restarts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

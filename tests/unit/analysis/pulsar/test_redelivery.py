@@ -1,7 +1,5 @@
 """The redelivery of a killed broker: of recorded ones, of a model that moves while it is read, of single cursors."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

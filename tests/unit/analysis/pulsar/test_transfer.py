@@ -1,7 +1,5 @@
 """Export and import of ack states without a broker: the file and the refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

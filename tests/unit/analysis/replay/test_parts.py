@@ -1,7 +1,5 @@
 """The parts of a replay, each against the slow and obvious way, however its events are cut into chunks."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

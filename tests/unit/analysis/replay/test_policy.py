@@ -1,7 +1,5 @@
 """Policies and grids: their settings, and the refusals, by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.replay.grid import policies_of, read_grid

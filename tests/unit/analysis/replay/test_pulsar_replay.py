@@ -1,7 +1,5 @@
 """A policy with the timing of Pulsar: when it writes, and what a crash then redelivers."""
 
-from __future__ import annotations
-
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace.events import Event, EventKind
 from montecarlo import replayed

@@ -13,8 +13,6 @@ close    SIGTERM: the broker wrote its cursors, but for parts of batches, or was
 =======  ===============================================================================================================
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

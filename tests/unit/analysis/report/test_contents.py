@@ -1,7 +1,5 @@
 """The contents of a report: its three terms, its answers, its bands, and its size."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult

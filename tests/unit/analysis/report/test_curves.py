@@ -1,7 +1,5 @@
 """The curves of a report: their peaks and their ends are those of the trace, also of many subscriptions at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate.analysis.estimate.engine import LocalSource

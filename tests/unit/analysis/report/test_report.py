@@ -1,7 +1,5 @@
 """The report's page: it shows the values, needs nothing else, and shows names as the text that they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 

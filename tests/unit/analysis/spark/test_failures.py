@@ -1,7 +1,5 @@
 """Failures that Spark reports: each becomes one line with the trace's name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

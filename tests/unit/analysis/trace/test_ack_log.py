@@ -1,7 +1,5 @@
 """Logs of ACK commands of real brokers: the effect of each command, in messages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Recordings of the broker interceptor become traces; foreign bytes are refused by file and line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """`ackstate trace check`: the contents of a trace, and its errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of others become the same trace, in every format; an error in them is named and refused."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import sys

@@ -1,7 +1,5 @@
 """Made traces: each could have happened, and Spark only hands out the work."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

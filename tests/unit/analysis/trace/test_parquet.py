@@ -1,7 +1,5 @@
 """A trace as Parquet files: nothing lost or reordered, packed numbers, and what is not one whole trace is refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

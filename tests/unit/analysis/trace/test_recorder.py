@@ -1,7 +1,5 @@
 """Recordings: frames come back, a cut loses the last one, and damage is found and named."""
 
-from __future__ import annotations
-
 import pytest
 
 from ackstate import AckStateError

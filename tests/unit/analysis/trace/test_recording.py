@@ -1,7 +1,5 @@
 """A recording of a cursor equals the cursor's own numbers, after every single step."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """`docs/traces.md` is true: its example is converted, and its schema is the one that the code reads."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
