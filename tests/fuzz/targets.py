@@ -184,7 +184,7 @@ def _sqlite_store(directory: Path) -> None:
 
 JSON_LINES = [
     b'{"topic": "t", "ts_ms": 1700000000000, "kind": "publish", "ledger_id": 3, "first_entry": 0, "last_entry": 99}\n'
-    b'{"topic": "t", "subscription": "s", "ts_ms": 1700000000005, "kind": "ack", "ledger_id": 3, "first_entry": 1}\n',
+    b'{"topic": "t", "subscription": "s", "ts_ms": 1700000000005, "kind": "ack", "ledger_id": 3, "first_entry": 1}\n'
 ]
 CONVERSATION = [
     b'{"op": "ack", "number": 1, "ledger": 3, "entry": 7}\n', b'{"op": "persist", "number": 2}\n',

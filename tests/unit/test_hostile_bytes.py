@@ -387,12 +387,7 @@ REFUSED = [
     (of(decode_metadata), snapshot_of(ledgers=((3, BITMAP + b"\0"),)), 8, "and nothing after it"),
     (of(decode_metadata), snapshot_of(ledgers=((3, BitMap().serialize()),)), 8, "a non-empty roaring bitmap"),
     (of(decode_metadata), framed(b"\x0a", framed(b"\x0a", b"\x08\x03") + b"\x10\x05\x18\x05"), 6, "value"),
-    (
-        of(decode_metadata),
-        framed(b"\x0a", framed(b"\x0a", framed(b"\x12", BITMAP)) + b"\x10\x05\x18\x05"),
-        24,
-        "key",
-    ),
+    (of(decode_metadata), framed(b"\x0a", framed(b"\x0a", framed(b"\x12", BITMAP)) + b"\x10\x05\x18\x05"), 24, "key"),
     (of(decode_metadata), framed(b"\x0a", b"\x08\x03"), 2, "delayed_index_bit_map as wire type 2"),
     (of(decode_metadata), b"\x85\x86\x31\x00\x00\x00", 3, "at most 3 bytes"),
     (of(decode_metadata), PART_SEALED, 7, "all checksums or none"),

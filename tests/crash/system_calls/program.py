@@ -25,14 +25,7 @@ from ackstate.analysis.crash.oracle import Broken, Oracle, Promise
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import Format
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
-from crash.observed_cursor import (
-    NEVER_OPENED,
-    SUBSCRIPTIONS,
-    ObservedCursor,
-    open_cursor,
-    persist_together,
-    state_of,
-)
+from crash.observed_cursor import NEVER_OPENED, SUBSCRIPTIONS, ObservedCursor, open_cursor, persist_together, state_of
 from crash.promises import PromiseBrokenError
 from crash.steps import Step, StepKind, steps
 

@@ -26,13 +26,7 @@ from ackstate import (
 from ackstate.inspect import inspect_store
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.topic import MessageLog, Retention, trim_log
-from ackstate.topic.log import (
-    LogRecord,
-    decode_log_record,
-    encode_log_record,
-    log_owner,
-    log_path,
-)
+from ackstate.topic.log import LogRecord, decode_log_record, encode_log_record, log_owner, log_path
 from wrapped_store import before_each_call
 
 GOLDEN = Path(__file__).parents[2] / "golden"

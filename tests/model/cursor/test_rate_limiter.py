@@ -83,10 +83,7 @@ class LimiterMachine(RuleBasedStateMachine):
 TestLimiterModel = pytest.mark.slow(LimiterMachine.TestCase)
 
 
-@given(
-    rate=st.sampled_from(RATES),
-    times=st.lists(st.integers(-3_000, 3_000), max_size=60),
-)
+@given(rate=st.sampled_from(RATES), times=st.lists(st.integers(-3_000, 3_000), max_size=60))
 def test_a_clock_that_goes_back_grants_little_extra_and_soon_recovers(rate, times):
     try_with_a_clock_that_goes_back(rate, times)
 

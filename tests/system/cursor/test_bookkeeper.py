@@ -16,19 +16,11 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from ackstate import (
-    LedgerMap,
-    ManagedCursor,
-)
+from ackstate import LedgerMap, ManagedCursor
 from ackstate.cursor.journal import cursor_owner, cursor_path
 from ackstate.errors import CorruptStateError
 from ackstate.stores import bookkeeper_client
-from ackstate.stores.base import (
-    LedgerFencedError,
-    LedgerNotFoundError,
-    PayloadTooLargeError,
-    StoreError,
-)
+from ackstate.stores.base import LedgerFencedError, LedgerNotFoundError, PayloadTooLargeError, StoreError
 from ackstate.stores.bookkeeper import BookKeeperStore, encode_batch
 from ackstate.stores.bookkeeper_client import BookKeeperClient, Replication
 from ackstate.stores.zookeeper import ZooKeeperSession

@@ -12,13 +12,7 @@ from ackstate import CursorConfig, Format, ManagedCursor, Position
 from ackstate.analysis.pulsar.durable import DurableReader
 from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.inspect import inspect_store
-from ackstate.stores.base import (
-    ABSENT,
-    LedgerFencedError,
-    LedgerNotFoundError,
-    StoreError,
-    VersionMismatchError,
-)
+from ackstate.stores.base import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.stores.bookkeeper import BookKeeperLedgers
 from ackstate.stores.bookkeeper_client import BookKeeperClient, BookKeeperOptions, Replication
 from ackstate.stores.pulsar import CursorLedgers, open_cluster

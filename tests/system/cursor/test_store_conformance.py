@@ -351,8 +351,7 @@ def close_once(store):
 
 
 @pytest.mark.parametrize(
-    "breach",
-    [("create after close", {"close": lambda store: None}), ("closing it twice", {"close": close_once})],
+    "breach", [("create after close", {"close": lambda store: None}), ("closing it twice", {"close": close_once})]
 )
 def test_a_broken_close_is_caught(breach):
     assert_caught("", breach)

@@ -130,10 +130,7 @@ def test_a_message_that_is_damaged_or_in_a_transaction_is_refused_and_the_next_o
     async def story(client):
         await client.succeed("producer", topic=topic("sends"), producer_id=5)
         for number, (entry, expected) in enumerate(
-            (
-                (entry_of(damaged=True), "ChecksumError"),
-                (entry_of(txnid_most_bits=1), "NotAllowedError"),
-            )
+            ((entry_of(damaged=True), "ChecksumError"), (entry_of(txnid_most_bits=1), "NotAllowedError"))
         ):
             name, command = await client.ask("send", entry, producer_id=5, sequence_id=number)
             assert (name, command.producer_id, command.sequence_id) == ("send_error", 5, number)

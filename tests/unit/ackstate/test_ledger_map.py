@@ -98,11 +98,7 @@ LOOKUPS = {
 }
 
 
-CHANGES = {
-    "append": lambda log: log.append(2),
-    "roll": lambda log: log.roll(8),
-    "trim": lambda log: log.trim(5),
-}
+CHANGES = {"append": lambda log: log.append(2), "roll": lambda log: log.roll(8), "trim": lambda log: log.trim(5)}
 
 
 @pytest.mark.parametrize("lookup", LOOKUPS.values(), ids=LOOKUPS)

@@ -269,10 +269,7 @@ def test_a_record_that_would_shrink_too_far_to_be_believed_stays_as_it_is(compre
 def test_a_missing_package_says_what_to_install(monkeypatch, package, compression):
     packed = encode_cursor_info(MANY, compression=compression)
     monkeypatch.setitem(sys.modules, package, None)
-    for refused in (
-        lambda: encode_cursor_info(MANY, compression=compression),
-        lambda: decode_cursor_info(packed),
-    ):
+    for refused in (lambda: encode_cursor_info(MANY, compression=compression), lambda: decode_cursor_info(packed)):
         with pytest.raises(MissingCodecError, match=r"ackstate\[compression\]"):
             refused()
     assert issubclass(MissingCodecError, AckStateError)

@@ -2,12 +2,7 @@
 
 import pytest
 
-from ackstate.analysis.html_page import (
-    CALENDAR_END_MS,
-    number_axis,
-    seconds_axis,
-    time_axis,
-)
+from ackstate.analysis.html_page import CALENDAR_END_MS, number_axis, seconds_axis, time_axis
 
 BEGIN_MS = 1_700_000_000_000  # 2023-11-14 22:13:20 UTC
 

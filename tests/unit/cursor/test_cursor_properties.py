@@ -2,15 +2,7 @@
 
 import pytest
 
-from ackstate import (
-    CursorClosedError,
-    CursorConfig,
-    Format,
-    LedgerMap,
-    ManagedCursor,
-    MemoryStore,
-    Position,
-)
+from ackstate import CursorClosedError, CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
 
 LOG = LedgerMap.from_counts({3: 20})
 KEY, OTHER_KEY = "#pulsar.internal.delayed.bucket_3_7", "#pulsar.internal.delayed.bucket_9_12"

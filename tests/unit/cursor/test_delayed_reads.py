@@ -6,13 +6,7 @@ from collections import Counter
 import pytest
 
 from ackstate import ManagedCursor, MemoryStore, Message, StoreError, Subscription, SubscriptionType
-from ackstate.delay import (
-    BucketedDelayIndex,
-    BucketRegistry,
-    DelayConfig,
-    SnapshotStorage,
-    TopicDelayIndex,
-)
+from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage, TopicDelayIndex
 from ackstate.message import encode_message
 from ackstate.topic import MessageLog
 

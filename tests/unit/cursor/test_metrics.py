@@ -134,13 +134,7 @@ def test_each_number_is_the_one_of_stats():
 def test_names_are_written_as_pulsar_writes_them():
     scraped, cursors = Scraped(), [open_cursor() for _ in range(4)]
     labels = [
-        (
-            "acme/a b",
-            "acme/a b/persistent/a+b%2Fc%7Ed",
-            "x+y%2Fz*",
-            "persistent://acme/a b/a b/c~d",
-            "x y/z*",
-        ),
+        ("acme/a b", "acme/a b/persistent/a+b%2Fc%7Ed", "x+y%2Fz*", "persistent://acme/a b/a b/c~d", "x y/z*"),
         ("acme/shop", "acme/shop/non-persistent/t", "s", "non-persistent://acme/shop/t", "s"),
         ("", 'any "text"\n', "%5C", 'any "text"\n', "\\"),
         ("", "persistent://acme/shop", "s", "persistent://acme/shop", "s"),

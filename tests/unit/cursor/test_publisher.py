@@ -4,12 +4,7 @@ import random
 
 import pytest
 
-from ackstate import (
-    CorruptStateError,
-    MemoryStore,
-    Message,
-    SqliteStore,
-)
+from ackstate import CorruptStateError, MemoryStore, Message, SqliteStore
 from ackstate.limits import DeliveryDelayExceededError, EffectiveDelayedDelivery
 from ackstate.message import NO_DELAY
 from ackstate.topic import CounterSample, MessageLog, PublishCounters, TopicPublisher, publish_all

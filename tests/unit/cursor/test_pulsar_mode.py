@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ackstate import (
-    CursorConfig,
-    DeletedRanges,
-    Format,
-    LedgerMap,
-    ManagedCursor,
-    MemoryStore,
-    Position,
-    Repair,
-)
+from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, Repair
 from ackstate.cursor import PersistTarget, RecoverySource
 from ackstate.cursor.journal import cursor_path
 from ackstate.cursor.recovery import decode_record

@@ -2,13 +2,7 @@
 
 import pytest
 
-from ackstate import (
-    LedgerMap,
-    ManagedCursor,
-    MemoryStore,
-    Message,
-    Subscription,
-)
+from ackstate import LedgerMap, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.stores.memory import Fault, FaultKind, PowerCutError
 from ackstate.topic import MessageLog
 from topics import NumberedTopic, StoryTopic

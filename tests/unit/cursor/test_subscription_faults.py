@@ -4,14 +4,7 @@ import threading
 
 import pytest
 
-from ackstate import (
-    CursorConfig,
-    DeadLetterPolicy,
-    Message,
-    Position,
-    StoreError,
-    SubscriptionType,
-)
+from ackstate import CursorConfig, DeadLetterPolicy, Message, Position, StoreError, SubscriptionType
 from ackstate.dispatch import SubscriptionOptions
 from ackstate.dispatch.explain import HoleReason
 from ackstate.dispatch.messages import ReplayQueue, Waiting

@@ -11,13 +11,7 @@ from schedule_stories import ScheduleStory
 
 P = Position
 ACK, PERSIST, DELETE = StepKind.ACK, StepKind.PERSIST, StepKind.DELETE
-STEPS = (
-    Step(ACK, 0, P(1, 3), 2),
-    Step(PERSIST),
-    Step(DELETE),
-    Step(ACK, 0, P(1, 9)),
-    Step(PERSIST),
-)
+STEPS = (Step(ACK, 0, P(1, 3), 2), Step(PERSIST), Step(DELETE), Step(ACK, 0, P(1, 9)), Step(PERSIST))
 
 
 @pytest.mark.slow

@@ -109,11 +109,7 @@ def what_a_failed_sync_was_for_is_lost_although_it_is_read_and_a_later_sync_succ
 
     The bytes can be read until the cache is dropped. A sector that is written again and synced is not lost.
     """
-    cases = {
-        "plain": ("ABCD", "a.C", 3),
-        "forgotten": ("a.CD", "a.C", 1),
-        "rewritten": ("ABCD", "aBC", 2),
-    }
+    cases = {"plain": ("ABCD", "a.C", 3), "forgotten": ("a.CD", "a.C", 1), "rewritten": ("ABCD", "aBC", 2)}
     for case, expected in cases.items():
         path = directory / case / "gate"
         path.parent.mkdir()

@@ -188,11 +188,7 @@ def test_a_directory_that_is_not_empty_is_not_removed(tmp_path):
 
 @pytest.mark.parametrize(
     ("planted", "why"),
-    [
-        ({}, "need root"),
-        ({"_mkfs": lambda: None}, r"mkfs\.ext4"),
-        ({"_LOOP_CONTROL": Path("/nowhere")}, "no /nowhere"),
-    ],
+    [({}, "need root"), ({"_mkfs": lambda: None}, r"mkfs\.ext4"), ({"_LOOP_CONTROL": Path("/nowhere")}, "no /nowhere")],
 )
 def test_it_says_what_is_missing(monkeypatch, planted, why):
     monkeypatch.setattr(os, "geteuid", lambda: 0 if planted else 1000)

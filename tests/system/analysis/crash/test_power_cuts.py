@@ -79,10 +79,7 @@ def test_a_story_says_what_was_promised_and_where_the_power_went():
 def test_our_cursor_is_caught_when_its_store_does_not_sync():
     """Patched in this process: it must be so in those that are crashed, too."""
     (never_sync,) = [each for each in EXHIBITS if each.name == "M1-sqlite"]
-    with (
-        never_sync.plant(),
-        closing(power_cuts(1, mount_options=[""], size=SMALL)) as outcomes,
-    ):
+    with never_sync.plant(), closing(power_cuts(1, mount_options=[""], size=SMALL)) as outcomes:
         assert any(outcome.broken for outcome in islice(outcomes, 3))
 
 

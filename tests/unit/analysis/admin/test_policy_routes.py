@@ -5,9 +5,7 @@ import pytest
 from ackstate import StoreError
 from ackstate.analysis.admin.policy_routes import BrokerPolicies, LevelledPolicies
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
-from ackstate.limits import (
-    BrokerDelayedDelivery,
-)
+from ackstate.limits import BrokerDelayedDelivery
 from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import ABSENT
 

@@ -14,15 +14,7 @@ from ackstate.analysis.pulsar.sources import REASONS
 from ackstate.stores.base import StoreError
 from ackstate.wire.pulsar import CursorInfo, PositionInfo, encode_cursor_info, encode_position_info
 from command_line import run
-from pulsar_admin import (
-    CONFIGURATION,
-    INTERNALS,
-    PATH,
-    RUNTIME,
-    STATS,
-    TOPIC,
-    serving,
-)
+from pulsar_admin import CONFIGURATION, INTERNALS, PATH, RUNTIME, STATS, TOPIC, serving
 from pulsar_nodes import layout_of, new_nodes
 
 

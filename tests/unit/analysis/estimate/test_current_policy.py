@@ -4,12 +4,7 @@ import json
 
 import pytest
 
-from ackstate.analysis.estimate.current_policy import (
-    CurrentPolicy,
-    PersistRhythm,
-    read_broker_policy,
-    recorded_rhythm,
-)
+from ackstate.analysis.estimate.current_policy import CurrentPolicy, PersistRhythm, read_broker_policy, recorded_rhythm
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet

@@ -151,10 +151,7 @@ def test_the_truth_is_in_the_range_and_equals_it_where_nothing_moved(seed):
 
 def look_at(*names, **cursor):
     fields = {"markDeletePosition": "3:4", "state": "Open"} | cursor
-    internals = {
-        "ledgers": [{"ledgerId": 3, "entries": 9}],
-        "cursors": dict.fromkeys(names, fields),
-    }
+    internals = {"ledgers": [{"ledgerId": 3, "entries": 9}], "cursors": dict.fromkeys(names, fields)}
     return read_object(TopicInternals, internals, what="")
 
 

@@ -14,16 +14,7 @@ from ackstate.analysis.report.contents import (
     worst_subscriptions,
 )
 from ackstate.analysis.report.page import DATA_BYTES_MAX, answer, grids, render
-from report_contents import (
-    BEGIN_MS,
-    BETTER,
-    DURATION_MS,
-    contents,
-    pulsar_result,
-    row,
-    saw,
-    sweep_result,
-)  # fmt: skip
+from report_contents import BEGIN_MS, BETTER, DURATION_MS, contents, pulsar_result, row, saw, sweep_result  # fmt: skip
 
 
 def test_headline_cards_and_charts_use_the_same_three_terms():

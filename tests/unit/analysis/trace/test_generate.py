@@ -7,10 +7,7 @@ import pytest
 
 from ackstate.analysis.trace import generate
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.generate import (
-    ENTRIES_PER_LEDGER,
-    joined,
-)
+from ackstate.analysis.trace.generate import ENTRIES_PER_LEDGER, joined
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS
 from command_line import assert_one_line, run
 from trace_files import plan_of

@@ -25,14 +25,7 @@ from ackstate.analysis.trace.events import (
     EventKind,
     TraceError,
 )
-from ackstate.analysis.trace.parquet import (
-    MANIFEST,
-    check_trace,
-    new_trace,
-    trace_files,
-    write_manifest,
-    write_trace,
-)
+from ackstate.analysis.trace.parquet import MANIFEST, check_trace, new_trace, trace_files, write_manifest, write_trace
 from ackstate.analysis.trace.recording import Frame
 from ackstate.errors import UnsupportedVersionError
 from trace_files import read_rows, write_rows
