@@ -99,11 +99,42 @@ def limits_of(words):
     return {LIMITS[name]: int(value) for name, _, value in (word.partition("=") for word in words)}
 
 
-class StoryTopic(NumberedTopic):
+class Storyteller:
+    """Does steps that are words, `verb words -> answer`, by a method `do`, and a `check` after each.
+
+    `1..7/2` is 1 3 5 7, and `! AckRefusedError too little / by far` an error with which a step ends, and what it says.
+    """
+
+    def tell(self, story):
+        for step in story.split("; "):
+            told, met = STEP.fullmatch(RUN.sub(self.written_out, step)), None
+            try:
+                answer = self.do(told["verb"], told["rest"].split())
+            except Exception as error:
+                if not told["error"]:
+                    error.add_note(step)
+                    raise
+                met = error
+            if told["error"]:
+                said = " ".join(map(str, (met, met.__cause__, getattr(met, "__notes__", ()))))
+                assert type(met).__name__ == told["error"], f"{step}: {met!r}"
+                assert all(part in said for part in told["said"].split(" / ")), f"{step}: {said}"
+            elif told["answer"]:
+                assert (answer or "-") == told["answer"], f"{step}: {answer}"
+            self.check()
+        return self
+
+    @staticmethod
+    def written_out(run):
+        first, last, step = run.groups()
+        return " ".join(map(str, range(int(first), int(last) + 1, int(step or 1))))
+
+
+class StoryTopic(Storyteller, NumberedTopic):
     """A topic whose steps are words: `nack 1 +10; at 9; send a -> -`, with the answer of a step behind its arrow.
 
-    `1..7/2` is 1 3 5 7, and `! AckRefusedError too little` an error that a step ends with. Messages that are sent have
-    the number of their earlier deliveries behind them, but not those that are taken. Consumers have a waiter each.
+    Messages that are sent have the number of their earlier deliveries behind them, but not those that are taken.
+    Consumers have a waiter each.
     """
 
     def __init__(self, kind=SubscriptionType.SHARED, *, dead_after=None, retries=None, options=None, **settings):
@@ -121,28 +152,6 @@ class StoryTopic(NumberedTopic):
 
     def wake(self):
         self.woken.append("round")
-
-    def tell(self, story):
-        for step in story.split("; "):
-            told, met = STEP.fullmatch(RUN.sub(self.written_out, step)), None
-            try:
-                answer = self.do(told["verb"], told["rest"].split())
-            except Exception as error:
-                if not told["error"]:
-                    error.add_note(step)
-                    raise
-                met = error
-            if told["error"]:
-                assert (type(met).__name__, told["said"] in str(met)) == (told["error"], True), f"{step}: {met!r}"
-            elif told["answer"]:
-                assert (answer or "-") == told["answer"], f"{step}: {answer}"
-            self.check()
-        return self
-
-    @staticmethod
-    def written_out(run):
-        first, last, step = run.groups()
-        return " ".join(map(str, range(int(first), int(last) + 1, int(step or 1))))
 
     def do(self, verb, words):  # noqa: PLR0911, PLR0912, PLR0915 - one case a verb
         now, subscription = {"now_ms": self.now_ms}, self.subscription

@@ -4,20 +4,17 @@ from pyroaring import BitMap
 
 from ackstate import (
     CorruptStateError,
-    CursorClosedError,
     CursorConfig,
-    CursorFencedError,
     InvalidPositionError,
     LedgerMap,
     ManagedCursor,
     MemoryStore,
     Position,
-    StoreError,
 )
-from ackstate.cursor import PersistTarget, ReceiptStatus, RecoverySource
+from ackstate.cursor import PersistTarget
 from ackstate.cursor.journal import cursor_path
-from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire import native
+from cursors import StoryCursor
 
 P = Position
 
@@ -55,56 +52,49 @@ def rewrite_journal(store, change):
     store.metadata.put(path, pointer, expected_version=found.version)
 
 
-def test_a_new_cursor_stands_before_the_first_entry_and_is_durable(store, log):
-    cursor = open_cursor(store, log)
-    assert cursor.mark_delete_position == cursor.persisted_mark_delete_position == P(3, -1)
-    assert cursor.read_position == P(3, 0)
-    assert cursor.backlog == 20
-    assert cursor.recovery_report.source is RecoverySource.NEW
-    again = open_cursor(MemoryStore(store.disk), log)
-    assert again.recovery_report.source is RecoverySource.JOURNAL
-    assert again.stats().journal_bytes == cursor.stats().journal_bytes > 0
+STORIES = {
+    "a new cursor stands before the first entry and is durable": (
+        "marked -> -1; persisted -> -1; reads -> 0; backlog -> 20; report -> NEW -1 of 0 records, 0 ranges, less 0; "
+        "stat journal_bytes -> 64; crash; report -> JOURNAL -1 of 1 records, 0 ranges, less 0; stat journal_bytes -> 64"
+    ),
+    "an ack is accepted first and durable after a persist": (
+        "ack 4; durable -> -; gauge -> 1; persist -> DELTA 1; durable -> 4; gauge -> 0"
+    ),
+    "acking again changes nothing and is as durable as the first": (
+        "ack 4 -> 1; ack 4 -> 0; durable -> -; persist; durable -> 4 4; ack 4; durable -> 4 4 4"
+    ),
+    "the mark delete chains over ledgers that were trimmed": (
+        "begin 3*2 5*2 6*0 8*3 9*0 11*1; upto 0; ack 5:1; entries 8:1; backlog -> 5; trim 8; backlog -> 3; ack 8:0; "
+        "marked -> 8:1; ranges -> -; ack 8:2; marked -> 8:2; backlog -> 1; ack 11:0; marked -> 11:0; backlog -> 0"
+    ),
+    "an ack below the mark delete changes nothing": "upto 5; ack 2 -> 0; entries 0 5 6 -> 1; trim 6; ack 3:2 -> 0",
+    "the mark delete never goes back": "upto 5; upto 4 ! InvalidPositionError 3:4 would go back from 3:5",
+    "tick persists when the flush interval is over": (
+        "begin flush_interval_ms=100; at 500; tick -> -; ack 4; tick -> DELTA 1; at 550; ack 5; at 599; tick -> -; "
+        "at 600; tick -> DELTA 1"
+    ),
+    "persisting nothing writes nothing": "persist -> NOTHING 0; writes -> 0",
+    "closing persists and ends the cursor": (
+        "ack 4; close -> DELTA 1; close -> -; persist ! CursorClosedError; ack 5 ! CursorClosedError; "
+        "read 1 ! CursorClosedError; crash; acked 4 -> 4"
+    ),
+    "a close that fails leaves the cursor open": (
+        "ack 4; fault FULL 2; close ! StoreFullError; durable -> -; close; durable -> 4"
+    ),
+    "the older of two owners is fenced and does no harm": (
+        "ack 4; rival; ack 6; persist; older persist ! CursorFencedError; older persist ! CursorFencedError; ack 7; "
+        "persist; crash; ranges -> 6-7"
+    ),
+    "recovery reports what it read": (
+        "ack 4; persist; ack 6; persist; ack 8; persist; upto 2; persist; crash; "
+        "report -> JOURNAL 2 of 5 records, 3 ranges, less 0"
+    ),
+}
 
 
-def test_an_ack_is_accepted_first_and_durable_after_a_persist(store, log):
-    cursor = open_cursor(store, log)
-    receipt = cursor.ack(P(3, 4), now_ms=1)
-    assert receipt.status is ReceiptStatus.ACCEPTED
-    assert not cursor.durable(receipt)
-    assert cursor.redelivery_if_crashed == 1
-    result = cursor.persist(now_ms=2)
-    assert (result.route, result.messages_covered) == (PersistTarget.DELTA, 1)
-    assert cursor.durable(receipt)
-    assert cursor.redelivery_if_crashed == 0
-
-
-def test_acking_again_changes_nothing_and_is_as_durable_as_the_first(store, log):
-    cursor = open_cursor(store, log)
-    cursor.ack(P(3, 4), now_ms=1)
-    again = cursor.ack(P(3, 4), now_ms=1)
-    assert again.newly_acked == 0
-    assert not cursor.durable(again)
-    cursor.persist(now_ms=1)
-    assert cursor.durable(again)
-    assert cursor.durable(cursor.ack(P(3, 4), now_ms=2))
-
-
-def test_the_mark_delete_chains_over_ledgers_that_were_trimmed(store):
-    log = LedgerMap.from_counts({3: 2, 5: 2, 6: 0, 8: 3, 9: 0, 11: 1})
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 0), now_ms=1)
-    cursor.ack(P(5, 1), now_ms=1)
-    cursor.ack_entries(8, [1], now_ms=1)
-    assert cursor.backlog == 8 - 3
-    log.trim(8)
-    assert cursor.backlog == 4 - 1
-    cursor.ack(P(8, 0), now_ms=1)
-    assert cursor.mark_delete_position == P(8, 1)
-    assert str(cursor.deleted) == "[]"
-    cursor.ack(P(8, 2), now_ms=1)
-    assert (cursor.mark_delete_position, cursor.backlog) == (P(8, 2), 1)
-    cursor.ack(P(11, 0), now_ms=1)
-    assert (cursor.mark_delete_position, cursor.backlog) == (P(11, 0), 0)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_of_a_cursor(story):
+    StoryCursor({3: 10, 5: 0, 6: 10}).tell(story)
 
 
 @pytest.mark.parametrize("position", [(3, 0), P(np.int64(3), np.uint32(0)), P(3, False)])
@@ -129,15 +119,6 @@ def test_entries_of_many_ledgers_are_acked_together_or_not_at_all(log):
     assert (receipt.newly_acked, receipt.entries) == (4, entries)
     assert (many.mark_delete_position, many.deleted) == (one.mark_delete_position, one.deleted)
     assert many.ack_bitmaps(entries, now_ms=1).newly_acked == 0
-
-
-def test_an_ack_below_the_mark_delete_changes_nothing(store, log):
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 5), now_ms=1)
-    assert cursor.ack(P(3, 2), now_ms=1).newly_acked == 0
-    assert cursor.ack_entries(3, [0, 5, 6], now_ms=1).newly_acked == 1
-    log.trim(6)
-    assert cursor.ack(P(3, 2), now_ms=1).newly_acked == 0
 
 
 @pytest.mark.parametrize("position", [P(3, 10), P(5, 0), P(6, 10), P(4, 0), P(7, 0)])
@@ -182,13 +163,6 @@ def test_a_callers_mistake_is_refused_and_changes_nothing(store, log, refused, m
     assert not cursor.view.is_dirty
 
 
-def test_the_mark_delete_never_goes_back(store, log):
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 5), now_ms=1)
-    with pytest.raises(InvalidPositionError, match="3:4 would go back from 3:5"):
-        cursor.mark_delete(P(3, 4), now_ms=1)
-
-
 def test_properties_travel_with_the_mark_delete(store, log):
     cursor = open_cursor(store, log)
     cursor.mark_delete(P(3, 1), now_ms=1, properties={"sequence": 7})
@@ -197,64 +171,6 @@ def test_properties_travel_with_the_mark_delete(store, log):
     ledger_id = journal_ledger(store)
     last = store.ledgers.read(ledger_id, store.ledgers.last(ledger_id), store.ledgers.last(ledger_id) + 1)[0]
     assert native.decode(last).properties == {"sequence": 7}
-
-
-def test_tick_persists_when_the_flush_interval_is_over(store, log):
-    cursor = open_cursor(store, log, flush_interval_ms=100)
-    assert cursor.tick(now_ms=500) is None
-    cursor.ack(P(3, 4), now_ms=500)
-    assert cursor.tick(now_ms=500).messages_covered == 1
-    cursor.ack(P(3, 5), now_ms=550)
-    assert cursor.tick(now_ms=599) is None
-    assert cursor.tick(now_ms=600).messages_covered == 1
-
-
-def test_persisting_nothing_writes_nothing(store, log):
-    cursor = open_cursor(store, log)
-    before = store.mutation_count
-    assert cursor.persist(now_ms=1).route is PersistTarget.NOTHING
-    assert store.mutation_count == before
-
-
-def test_closing_persists_and_ends_the_cursor(store, log):
-    cursor = open_cursor(store, log)
-    cursor.ack(P(3, 4), now_ms=1)
-    assert cursor.close(now_ms=1).messages_covered == 1
-    assert cursor.close(now_ms=1) is None
-    for refused in (
-        cursor.persist,
-        lambda *, now_ms: cursor.ack(P(3, 5), now_ms=now_ms),
-        lambda **_: cursor.reader.read(1),
-    ):
-        with pytest.raises(CursorClosedError):
-            refused(now_ms=2)
-    assert open_cursor(MemoryStore(store.disk), log).is_acked(P(3, 4))
-
-
-def test_a_close_that_fails_leaves_the_cursor_open(store, log):
-    cursor = open_cursor(store, log)
-    receipt = cursor.ack(P(3, 4), now_ms=1)
-    for ahead in range(2):  # the cursor ledger, then the metadata store
-        store.inject(Fault(store.mutation_count + ahead, FaultKind.FULL))
-    with pytest.raises(StoreError):
-        cursor.close(now_ms=1)
-    assert not cursor.durable(receipt)
-    cursor.close(now_ms=2)
-    assert cursor.durable(receipt)
-
-
-def test_the_older_of_two_owners_is_fenced_and_does_no_harm(store, log):
-    older = open_cursor(store, log)
-    older.ack(P(3, 4), now_ms=1)
-    newer = open_cursor(store, log)
-    newer.ack(P(3, 6), now_ms=1)
-    newer.persist(now_ms=1)
-    for _ in range(2):
-        with pytest.raises(CursorFencedError):
-            older.persist(now_ms=1)
-    newer.ack(P(3, 7), now_ms=2)
-    newer.persist(now_ms=2)
-    assert str(open_cursor(store, log).deleted) == "[(3:5..3:7]]"
 
 
 def test_a_ledger_that_is_lost_while_a_cursor_is_opened_is_damage(store, log, monkeypatch):
@@ -274,18 +190,6 @@ def test_a_receipt_belongs_to_the_cursor_that_gave_it(store, log):
     receipt = open_cursor(store, log).ack(P(3, 4), now_ms=1)
     with pytest.raises(ValueError, match="not given by this open cursor"):
         open_cursor(store, log).durable(receipt)
-
-
-def test_recovery_reports_what_it_read(store, log):
-    cursor = open_cursor(store, log)
-    for entry in (4, 6, 8):
-        cursor.ack(P(3, entry), now_ms=1)
-        cursor.persist(now_ms=1)
-    cursor.mark_delete(P(3, 2), now_ms=1)
-    cursor.persist(now_ms=1)
-    report = open_cursor(MemoryStore(store.disk), log).recovery_report
-    assert (report.source, report.records_replayed, report.bytes_discarded) == (RecoverySource.JOURNAL, 5, 0)
-    assert (report.mark_delete, report.range_count) == (P(3, 2), 3)
 
 
 def test_a_torn_last_record_is_left_out_and_reported(store, log):

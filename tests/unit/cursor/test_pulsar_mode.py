@@ -26,6 +26,7 @@ from ackstate.wire.pulsar import (
     limit_ranges,
 )
 from ackstate.wire.pulsar import cursor_state_pb2 as messages
+from cursors import StoryCursor
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")
@@ -48,6 +49,10 @@ def open_cursor(store, log, *, repair=Repair.NONE, **config):
     return ManagedCursor.open(
         store, topic="orders", subscription="billing", ledgers=log, config=config, repair=repair, now_ms=0
     )
+
+
+def told(story):
+    StoryCursor({3: 10, 5: 10, 7: 0}, format=Format.PULSAR).tell(story)
 
 
 def crashed(store):
@@ -351,21 +356,6 @@ def test_a_last_entry_that_cannot_be_read_is_left_out_and_reported(store, log, d
     assert PATH in report.discarded_reason
 
 
-def test_lower_ranges_take_the_place_of_durable_ones_and_the_gauge_counts_those(store, log):
-    cursor = open_cursor(store, log, range_count_max=2)
-    high = [cursor.ack(P(3, entry_id), now_ms=0) for entry_id in (6, 8)]
-    cursor.persist(now_ms=0)
-    assert all(map(cursor.durable, high))
-    low = cursor.ack(P(3, 2), now_ms=0)
-    result = cursor.persist(now_ms=0)
-    assert (result.messages_cut, result.messages_covered) == (1, 0)
-    assert [*map(cursor.durable, (*high, low))] == [True, False, True]
-    assert cursor.redelivery_if_crashed == cursor.stats().redelivery_cut == 1
-    recovered = open_cursor(crashed(store), log)
-    assert str(recovered.deleted) == "[(3:1..3:2],(3:5..3:6]]"
-    assert recovered.backlog == cursor.backlog + 1
-
-
 def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store, log, caplog):
     cursor = open_cursor(store, log, batch_count_max=1)
     for entry_id in (2, 4):
@@ -410,42 +400,32 @@ def test_where_a_mark_delete_of_pulsar_stands_on_a_log_that_has_changed(mark_del
     assert open_cursor(crashed(store), log).mark_delete_position == expected
 
 
+def test_lower_ranges_take_the_place_of_durable_ones_and_the_gauge_counts_those():
+    told(
+        "begin range_count_max=2; ack 6 8; persist; durable -> 6 8; ack 2; persist -> WHOLE 0 cut 1; durable -> 6 2; "
+        "gauge -> 1; stat redelivery_cut -> 1; backlog -> 17; crash; ranges -> 2 6; backlog -> 18"
+    )
+
+
 # Deviations from Pulsar that no recording shows; docs/proposals.md lists these and the recorded ones.
 
 
-def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_after_reopening(store, log):
+def test_deviation_a_cumulative_ack_into_the_first_batch_of_a_ledger_is_taken_after_reopening():
     """Pulsar takes the position before the batch, the last entry of the ledger before, as one below the mark-delete."""
-    cursor = open_cursor(store, log)
-    cursor.mark_delete(P(3, 9), now_ms=0)
-    cursor.close(now_ms=0)
-    cursor = open_cursor(store, log)
-    assert cursor.mark_delete_position == P(5, -1)
-    receipt = cursor.mark_delete(P(5, 0), unacked_words=[0b1100], now_ms=0)
-    assert (cursor.mark_delete_position, cursor.view.batch[P(5, 0)]) == (P(5, -1), (0b1100,))
-    cursor.persist(now_ms=0)
-    assert cursor.durable(receipt)
-    assert dict(open_cursor(crashed(store), log).view.batch.items()) == {P(5, 0): (0b1100,)}
+    told(
+        "upto 9; close; crash; marked -> 5:-1; upto 5:0 0b1100; marked -> 5:-1; batches -> 5:0=0b1100; persist; "
+        "durable -> 5:0; crash; batches -> 5:0=0b1100"
+    )
 
 
-def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is(store, log):
+def test_deviation_a_read_that_finds_nothing_leaves_the_read_position_where_it_is():
     """Pulsar moves it to the first entry of the next ledger, although that is empty; the same entries are read."""
-    cursor = open_cursor(store, log)
-    cursor.reader.read(100)
-    end = cursor.read_position
-    log.roll(20)
-    assert cursor.reader.read(5) == []
-    assert cursor.read_position == end < P(20, 0)
-    log.append()
-    assert (cursor.reader.read(5), cursor.read_position) == ([P(20, 0)], P(20, 1))
+    told("read 100; reads -> 5:10; roll 20; read 5 -> -; reads -> 5:10; append; read 5 -> 20:0; reads -> 20:1")
 
 
-def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit(store, log):
+def test_deviation_a_batch_below_the_mark_delete_takes_no_slot_of_the_limit():
     """Pulsar forgets it only after it was written once more; with one slot the batch above is not on its disk."""
-    cursor = open_cursor(store, log, batch_count_max=1)
-    cursor.ack_batch(P(3, 1), [0b10], now_ms=0)
-    cursor.persist(now_ms=0)
-    above = cursor.ack_batch(P(3, 8), [0b10], now_ms=0)
-    cursor.mark_delete(P(3, 5), now_ms=0)
-    cursor.persist(now_ms=0)
-    assert cursor.durable(above)
-    assert dict(open_cursor(crashed(store), log).view.batch.items()) == {P(3, 8): (0b10,)}
+    told(
+        "begin batch_count_max=1; batch 1 0b10; persist; batch 8 0b10; upto 5; persist; durable -> 1 8 5; crash; "
+        "batches -> 8=0b10"
+    )
