@@ -100,11 +100,11 @@ def test_a_store_that_fails_closes_the_gate_and_is_named_as_the_cause():
 
 
 def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_opens():
-    story = YoungAcks().tell("fill; broken; at 5; take a 1 -> -; mended; at 1004")
+    story = YoungAcks().tell("fill; broken; at 5; take a 1 -> -; wake -> 1005; mended; at 1004")
     mutations = story.log.store.mutation_count
-    story.tell("take a 1 -> -")
+    story.tell("take a 1 -> -; wake -> 1005")
     assert story.log.store.mutation_count == mutations
-    story.tell("at 1005; take a 1 -> 144; closed -> -; promoted -> 1 16; durable -> 1..31/2")
+    story.tell("at 1005; take a 1 -> 144; wake -> 1000000000; closed -> -; promoted -> 1 16; durable -> 1..31/2")
 
 
 def test_a_persist_that_succeeds_takes_the_blame_off_the_store():

@@ -77,23 +77,6 @@ def test_who_waits_is_woken_as_soon_as_a_dispatch_could_open_the_gate_by_promoti
     assert len(topic.dispatch("a", 5)) == 5
 
 
-def test_after_a_failed_promotion_the_time_to_try_again_is_told():
-    topic = young_topic()
-    topic.publish(400)
-    topic.dispatch("a", 400)
-    for position in topic.subscription.in_flight("a")[1::2]:
-        topic.subscription.ack(position, now_ms=1)
-    store = topic.log.store
-    store.break_ledgers()
-    topic.cursor._persister._config = CursorConfig(become_old_ack_record_seconds=3_600, metadata_bytes_max=1)
-    assert topic.dispatch("a", 1, now_ms=5) == []
-    assert topic.subscription.why_blocked()[0].store_error is not None
-    assert topic.subscription.next_wake_ms == 1_005
-    store.mend_ledgers()
-    assert len(topic.dispatch("a", 1, now_ms=1_005)) == 1
-    assert topic.subscription.next_wake_ms is None
-
-
 def test_the_holes_that_are_named_are_those_that_bring_down_what_the_rule_counts():
     topic = StoryTopic(max_unpersisted_ack_record_bytes=1_024)
     # Filling those holes in the durable acks would add to the un-persisted ones.
