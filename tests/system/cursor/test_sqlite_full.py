@@ -14,6 +14,7 @@ from ackstate.analysis.crash.runs import LayerSkippedError
 from ackstate.errors import CorruptStateError
 from ackstate.stores.base import ABSENT, LedgerNotFoundError, StoreFullError
 from ackstate.stores.sqlite import SqliteStore
+from forked import status_of_child
 from store_directories import assert_works, names_in
 
 DATABASE = "ackstate.sqlite3"
@@ -84,13 +85,7 @@ def holds(store, ledger_id, count, size=1000):
 
 
 def in_a_child(live):
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            live()
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, -signal.SIGKILL}
+    assert os.waitstatus_to_exitcode(status_of_child(live)) in {0, -signal.SIGKILL}
 
 
 def log_bytes(directory):

@@ -22,6 +22,7 @@ from ackstate.sealed import seal
 from ackstate.stores import sqlite_database
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
 from ackstate.stores.sqlite import SqliteStore
+from forked import status_of_child
 from store_directories import append_until, assert_works, contents_of, hold, names_in, start
 
 DATABASE = "ackstate.sqlite3"
@@ -356,17 +357,6 @@ def test_appends_that_returned_survive_a_kill(tmp_path):
         assert store.ledgers.read(ledger_id, 0, count) == [b"%d" % entry_id for entry_id in range(count)]
 
 
-def in_child(run) -> int:
-    """Run a function in a child that is forked; return its wait status."""
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            run()
-            os._exit(0)
-        os._exit(1)
-    return os.waitpid(child, 0)[1]
-
-
 def opened_in_child(directory: Path, before_line) -> int:
     """Open a store in a child that calls a function before each line of the store's code; return its wait status."""
     lines = itertools.count()
@@ -378,7 +368,7 @@ def opened_in_child(directory: Path, before_line) -> int:
             before_line(next(lines))
         return trace
 
-    return in_child(lambda: (sys.settrace(trace), SqliteStore(directory)))
+    return status_of_child(lambda: (sys.settrace(trace), SqliteStore(directory)))
 
 
 def lines_after_changes(directory: Path) -> list[int]:
@@ -432,7 +422,7 @@ def test_opening_takes_what_the_disk_has_of_the_log_and_not_what_the_cache_has(t
             assert (offset, size) == (0, 0)
             os.truncate(tmp_path / LOG, (tmp_path / LOG).stat().st_size - 40)
 
-    assert in_child(live) == 0
+    assert status_of_child(live) == 0
     monkeypatch.setattr(os, "posix_fadvise", advised)
     if not is_settled:
         monkeypatch.setattr(sqlite_database, "_settle", lambda _log: None)
