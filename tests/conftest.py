@@ -42,6 +42,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
+def store():
+    from ackstate import MemoryStore
+
+    return MemoryStore()
+
+
+@pytest.fixture
 def bucketed():
     """Return the settings of a bucketed delay index with small buckets."""
     from ackstate.delay import DelayConfig, TrackerKind

@@ -27,11 +27,6 @@ NOTHING = VersionedPolicies(Policies(), ABSENT)
 
 
 @pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
 def policies(store):
     return PolicyStore(store.metadata)
 

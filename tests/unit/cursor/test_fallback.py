@@ -8,12 +8,10 @@ from ackstate import (
     CursorConfig,
     LedgerMap,
     ManagedCursor,
-    MemoryStore,
     Position,
     StoreError,
 )
 from ackstate.cursor import PersistTarget
-from ackstate.stores.memory import MemoryDisk
 from cursors import StoryCursor
 
 P = Position
@@ -23,11 +21,6 @@ SECOND_MS = 1_000
 @pytest.fixture
 def log():
     return LedgerMap.from_counts({3: 100_000})
-
-
-@pytest.fixture
-def store():
-    return MemoryStore(MemoryDisk())
 
 
 def open_cursor(store, log, **settings):

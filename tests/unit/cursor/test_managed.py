@@ -24,11 +24,6 @@ def log():
     return LedgerMap.from_counts({3: 10, 5: 0, 6: 10})
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def open_cursor(store, log, **config):
     return ManagedCursor.open(
         store, topic="orders", subscription="billing", ledgers=log, config=CursorConfig(**config), now_ms=0

@@ -39,11 +39,6 @@ def log():
     return LedgerMap.from_counts({3: 10, 5: 10, 7: 0})
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def open_cursor(store, log, *, repair=Repair.NONE, **config):
     config = CursorConfig(**{"format": Format.PULSAR, **config})
     return ManagedCursor.open(

@@ -36,11 +36,6 @@ def entries(deliveries):
 
 
 @pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
 def topic(store):
     return Topic.open(store, "orders", now_ms=0)
 

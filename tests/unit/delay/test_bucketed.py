@@ -5,17 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackstate import MemoryStore, Position, StoreError
+from ackstate import Position, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRegistry, DelayConfig, SnapshotStorage
 from ackstate.delay.buckets import cut_segments
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import DelayedIndexes, decode_metadata, decode_segment
 from small_buckets import KEY, add, config, fill, keys_of, many_buckets, poll, ranges, storage_of
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture
