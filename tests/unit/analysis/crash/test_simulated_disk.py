@@ -8,8 +8,8 @@ from ackstate.analysis.crash.traced_disk import CallKind, DiskCall, DiskHistory
 def drawn(start, *calls):
     """States that a power cut could leave of one file `f`, and the losses of each."""
     history, chance = DiskHistory({"f": start}), Random(1)
-    for kind, *rest in calls:
-        history.follow(DiskCall(kind, "f", 0, *rest))
+    for each in calls:
+        history.follow(each if isinstance(each, DiskCall) else DiskCall(each[0], "f", 0, *each[1:]))
     return [history.drawn(chance) for _ in range(400)]
 
 
@@ -17,6 +17,14 @@ def test_a_cut_that_was_not_synced_may_not_have_happened():
     calls = (CallKind.TRUNCATE, 3), (CallKind.WRITE, 3, b"X")
     assert {state["f"] for state, _ in drawn(b"abcdef", *calls)} == {b"abcdef", b"abc", b"abcX", b"abcXef"}
     assert {state["f"] for state, _ in drawn(b"abcdef", *calls, (CallKind.SYNC,))} == {b"abcX"}
+
+
+def test_a_file_that_replaces_another_has_some_of_its_names_and_its_last_once_the_directory_was_synced():
+    created, renamed = DiskCall(CallKind.CREATE, "g", 1), DiskCall(CallKind.RENAME, "g", 1, new_name="f")
+    assert {tuple(sorted(state.items())) for state, _ in drawn(b"x", created, renamed)} == {
+        (("f", b"x"),), (("f", b"x"), ("g", b"")), (("f", b""),),
+    }  # fmt: skip
+    assert drawn(b"x", created, renamed, DiskCall(CallKind.SYNC_DIRECTORY))[0] == ({"f": b""}, [])
 
 
 def test_a_state_says_what_was_lost():
