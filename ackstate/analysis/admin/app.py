@@ -24,9 +24,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from ackstate.analysis.admin.answers import LOG, REFUSAL_SCHEMA, add_refusals, log_to_stderr, refusal, refusals
-from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats, internal_stats
-from ackstate.analysis.admin.live import LiveRoutes
+from ackstate.analysis.admin.internal_stats import PersistentTopicInternalStats  # noqa: TC001 - FastAPI reads it
+from ackstate.analysis.admin.live import LiveRoutes, stored_stats
 from ackstate.analysis.admin.policy_routes import (
+    TOPIC,
     BrokerPolicies,
     LevelledPolicies,
     NamedOwner,
@@ -90,62 +91,15 @@ def create_app(
         check_token(token)
     own = CollectorRegistry()
     policies = PolicyStore(store.metadata)
-    metrics = ServerMetrics(own, policies)
+    requests = ServerMetrics(own, policies)
     # FastAPI's pages would load scripts from the internet; redirects would repeat any Host that the client sent.
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     add_refusals(app)
-    if topics is not None:
-        LiveRoutes(topics, store).add_to(app)
-    _StoreRoutes(store, policies, own, registry, is_live=topics is not None).add_to(app)
-    PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
-    document = _openapi(app, has_token=token is not None)
-    app.openapi = lambda: document  # type: ignore[method-assign]
-    app.add_middleware(Guard, token=token)
-    app.middleware("http")(metrics.count)
-    return app
 
-
-@final
-class _StoreRoutes:
-    """The read-only routes."""
-
-    def __init__(
-        self,
-        store: Store,
-        policies: PolicyStore,
-        own: CollectorRegistry,
-        registry: CollectorRegistry | None,
-        *,
-        is_live: bool,
-    ) -> None:
-        self._store = store
-        self._policies = policies
-        self._own = own
-        self._registry = registry
-        self._is_live = is_live
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application, before those of the policies, which end in a parameter."""
-        text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
-        shared: dict[str, Any] = {"tags": ["store"], "response_description": "The requested resource"}
-        app.add_api_route("/healthz", self.healthz, responses=refusals(), **shared)
-        app.add_api_route("/metrics", self.metrics, responses=text | refusals(), response_class=Response, **shared)
-        app.add_api_route("/healthz", self.healthz, **_HEAD)
-        app.add_api_route("/metrics", self.metrics, **_HEAD)
-        if self._is_live:
-            return
-        app.add_api_route(
-            "/admin/v2/persistent/{tenant}/{namespace}/{topic}/internalStats",
-            self.internal_stats,
-            dependencies=[Depends(topic_names)],
-            responses=refusals(404, 412),
-            **shared,
-        )
-
-    def healthz(self) -> dict[str, str]:
+    def healthz() -> dict[str, str]:
         """Check that the store answers."""
         try:
-            self._policies.read(PolicyOwner("healthz", "healthz"))
+            policies.read(PolicyOwner("healthz", "healthz"))
         except AckStateError as error:
             # Requests need no token, and the error may name the store's files.
             LOG.error("%s: %s", type(error).__name__, error)
@@ -153,21 +107,37 @@ class _StoreRoutes:
             raise HTTPException(status, "the store does not answer; see the server's log") from None
         return {"status": "ok"}
 
-    async def metrics(self) -> Response:
+    async def metrics() -> Response:
         """Return the metrics of the server in Prometheus' text format."""
-        text = await run_in_threadpool(generate_latest, self._own)  # reads the store
-        if self._registry is not None and self._is_live:
-            text += generate_latest(self._registry)
-        elif self._registry is not None:
-            text += await run_in_threadpool(generate_latest, self._registry)
+        text = await run_in_threadpool(generate_latest, own)  # reads the store
+        if registry is not None and topics is not None:
+            text += generate_latest(registry)
+        elif registry is not None:
+            text += await run_in_threadpool(generate_latest, registry)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    def internal_stats(self, owner: NamedOwner) -> PersistentTopicInternalStats:
+    def internal_stats(owner: NamedOwner) -> PersistentTopicInternalStats:
         """Return the ledgers of a topic, and its cursors as a broker would recover them now."""
-        found = internal_stats(self._store, str(owner))
-        if found is None:
-            raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
-        return found
+        return stored_stats(store, owner)
+
+    shared: dict[str, Any] = {"tags": ["store"], "response_description": "The requested resource"}
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+    # The paths of policies end in a parameter, so they come last.
+    if topics is not None:
+        LiveRoutes(topics, store).add_to(app)
+    app.add_api_route("/healthz", healthz, responses=refusals(), **shared)
+    app.add_api_route("/metrics", metrics, responses=text | refusals(), response_class=Response, **shared)
+    app.add_api_route("/healthz", healthz, **_HEAD)
+    app.add_api_route("/metrics", metrics, **_HEAD)
+    if topics is None:
+        names, responses = [Depends(topic_names)], refusals(404, 412)
+        app.add_api_route(f"{TOPIC}/internalStats", internal_stats, dependencies=names, responses=responses, **shared)
+    PolicyRoutes(LevelledPolicies(policies, broker or BrokerPolicies())).add_to(app)
+    document = _openapi(app, has_token=token is not None)
+    app.openapi = lambda: document  # type: ignore[method-assign]
+    app.add_middleware(Guard, token=token)
+    app.middleware("http")(requests.count)
+    return app
 
 
 def _openapi(app: FastAPI, *, has_token: bool) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from ackstate.analysis.admin.internal_stats import (
     explain_subscription,
     internal_stats,
 )
-from ackstate.analysis.admin.policy_routes import NamedOwner, namespace_names, tenant_name, topic_names
+from ackstate.analysis.admin.policy_routes import TOPIC, NamedOwner, namespace_names, tenant_name, topic_names
 from ackstate.cursor.config import RangeForm
 from ackstate.cursor.formats import INTERNAL_PREFIX, Format
 from ackstate.dispatch.consumers import SubscriptionType
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ackstate.dispatch.subscription import Subscription
     from ackstate.ledger_map import LedgerMap
     from ackstate.limits.gate import GateLimits
+    from ackstate.limits.policies import PolicyOwner
     from ackstate.stores.base import Store
     from ackstate.topic.topic import Topic
     from ackstate.topic.topics import Topics
@@ -103,8 +104,6 @@ def _text(limit: int | None) -> str:
     return str(_MOST if limit is None else min(limit, _MOST))
 
 
-_TOPICS = "/admin/v2/persistent/{tenant}/{namespace}"
-_TOPIC = f"{_TOPICS}/{{topic}}"
 _HOLES_MAX = 100
 
 _Subscription = Annotated[str | None, Query(description="Only this one; all by default.")]
@@ -150,14 +149,14 @@ class LiveRoutes:
         add("/admin/v2/brokers/configuration/runtime", self.configuration)
         add("/admin/v2/tenants", self.tenants)
         add("/admin/v2/namespaces/{tenant}", self.namespaces, names=tenant_name)
-        add(_TOPICS, self.names, names=namespace_names)
-        add(f"{_TOPIC}/partitions", self.partitions, names=topic_names)
-        add(f"{_TOPIC}/stats", self.stats, names=topic_names, response_model_exclude_none=True)
-        add(f"{_TOPIC}/internalStats", self.internal_stats, names=topic_names)
-        add(f"{_TOPIC}/explain", self.explain, names=topic_names)
+        add("/admin/v2/persistent/{tenant}/{namespace}", self.names, names=namespace_names)
+        add(f"{TOPIC}/partitions", self.partitions, names=topic_names)
+        add(f"{TOPIC}/stats", self.stats, names=topic_names, response_model_exclude_none=True)
+        add(f"{TOPIC}/internalStats", self.internal_stats, names=topic_names)
+        add(f"{TOPIC}/explain", self.explain, names=topic_names)
         changes: dict[str, Any] = {"status_code": 204, "response_class": Response, "names": topic_names}
-        add(f"{_TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.cancel, methods=["DELETE"], **changes)
-        add(f"{_TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.reschedule, methods=["POST"], **changes)
+        add(f"{TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.cancel, methods=["DELETE"], **changes)
+        add(f"{TOPIC}/delayedDelivery/{{ledgerId}}/{{entryId}}", self.reschedule, methods=["POST"], **changes)
 
     async def cancel(self, owner: NamedOwner, ledger_id: _LedgerId, entry_id: _EntryId) -> Response:
         """Take a delayed message of an open topic back before it is due, for all subscriptions."""
@@ -210,10 +209,7 @@ class LiveRoutes:
         try:
             return live_internal_stats(self._topics[str(owner)])
         except KeyError:
-            found = await run_in_threadpool(internal_stats, self._store, str(owner))
-        if found is None:
-            raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
-        return found
+            return await run_in_threadpool(stored_stats, self._store, owner)
 
     async def explain(
         self, owner: NamedOwner, subscription: _Subscription = None, top: _Top = 10, now_ms: _NowMs = None
@@ -237,6 +233,14 @@ class LiveRoutes:
             return self._topics[str(owner)]
         except KeyError:
             raise HTTPException(404, f"{owner} is not open here") from None
+
+
+def stored_stats(store: Store, owner: PolicyOwner) -> PersistentTopicInternalStats:
+    """Return the state of a topic in a store; a refusal if there is none."""
+    found = internal_stats(store, str(owner))
+    if found is None:
+        raise HTTPException(404, f"the store has neither messages nor cursors of {owner}")
+    return found
 
 
 class RedeliveryIfCrashed(PulsarResponse):

@@ -10,7 +10,8 @@ import logging
 import threading
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from fastapi import Body, Depends, Header, HTTPException, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,6 +58,14 @@ class NumberPolicy(StrEnum):
         number: int | None = getattr(policies, _FIELDS[self])
         return number
 
+    def put(self, number: int | None, policies: Policies) -> Policies:
+        """Return policies with a number of this policy, without one if it is None."""
+        changed: dict[str, Any] = {_FIELDS[self]: number}
+        try:
+            return replace(policies, **changed)
+        except ValueError as error:
+            raise invalid(error) from None
+
 
 _FIELDS = {
     NumberPolicy.BECOME_OLD_ACK_RECORD_SECONDS: "become_old_ack_record_seconds",
@@ -87,14 +96,6 @@ class BrokerPolicies:
         )
 
 
-class PolicyChange(NamedTuple):
-    """The policies of an owner before and after a change, and their version now."""
-
-    before: Policies
-    after: Policies
-    version: int
-
-
 @final
 class LevelledPolicies:
     """The stored policies of namespaces and topics, together with those of the broker.
@@ -109,7 +110,7 @@ class LevelledPolicies:
     def __init__(self, store: PolicyStore, broker: BrokerPolicies) -> None:
         self.store = store
         self._broker = broker
-        # Held from reading the other levels until the write is done.
+        # Held from reading the other levels until the write of a change is done.
         self._changes = threading.Lock()
 
     def applied_delays(self, owner: PolicyOwner) -> dict[str, bool | int]:
@@ -148,46 +149,10 @@ class LevelledPolicies:
                 return number
         return policy.of(self._broker)
 
-    def update_delays(
-        self, owner: PolicyOwner, update: DelayedDeliveryPolicies, *, expected_version: int | None
-    ) -> PolicyChange:
-        """Set the fields of an update and keep the others."""
-
-        def _changed(policies: Policies) -> Policies:
-            stored = policies.delayed_delivery
-            if owner.topic is None:
-                self._check_namespace(owner, stored.updated(update), stored)
-            else:
-                self._check_topic(owner, update, stored)
-            return replace(policies, delayed_delivery=stored.updated(update))
-
-        with self._changes:
-            return self._update(owner, _changed, expected_version=expected_version)
-
-    def remove_delays(self, owner: PolicyOwner, *, expected_version: int | None) -> PolicyChange:
-        """Remove the delay policies of an owner."""
-
-        def _changed(policies: Policies) -> Policies:
-            stored = policies.delayed_delivery
-            if owner.topic is None:
-                self._check_namespace(owner, _NOTHING, stored)
-            else:
-                self._check_removal(owner, stored)
-            return replace(policies, delayed_delivery=_NOTHING)
-
-        with self._changes:
-            return self._update(owner, _changed, expected_version=expected_version)
-
-    def put_number(
-        self, owner: PolicyOwner, policy: NumberPolicy, number: int | None, *, expected_version: int | None
-    ) -> PolicyChange:
-        """Set a number, or remove it with None."""
-        changed: dict[str, Any] = {_FIELDS[policy]: number}
-        return self._update(owner, lambda policies: replace(policies, **changed), expected_version=expected_version)
-
-    def _update(
+    def put(
         self, owner: PolicyOwner, change: Callable[[Policies], Policies], *, expected_version: int | None
-    ) -> PolicyChange:
+    ) -> tuple[Policies, Policies, int]:
+        """Change the policies of an owner; return those before and after, and their version now."""
         before = Policies()
 
         def noted(policies: Policies) -> Policies:
@@ -195,37 +160,30 @@ class LevelledPolicies:
             before = policies
             return change(policies)
 
-        policies, version = self.store.update(owner, noted, expected_version=expected_version)
-        return PolicyChange(before, policies, version)
+        with self._changes:
+            after, version = self.store.update(owner, noted, expected_version=expected_version)
+        return before, after, version
 
-    def _check_topic(
-        self, owner: PolicyOwner, update: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies
-    ) -> None:
-        check_topic_settable(
-            update,
-            self._own_delays(owner.of_namespace),
-            self._broker.delayed_delivery,
-            stored=stored,
-            topic_may_disable=self._broker.topic_may_disable,
-        )
+    def with_delays(self, owner: PolicyOwner, update: DelayedDeliveryPolicies | None, policies: Policies) -> Policies:
+        """Return policies with the fields of an update set and the others kept, without delays if it is None.
 
-    def _check_removal(self, topic: PolicyOwner, stored: DelayedDeliveryPolicies) -> None:
-        namespace = self._known_delays(topic.of_namespace)
-        if namespace is None or not (before := self._resolve(stored, namespace)).keeps_fixed_delay:
-            return
-        check_fixed_delay_kept(before, self._resolve(_NOTHING, namespace))
-
-    def _check_namespace(
-        self, owner: PolicyOwner, delays: DelayedDeliveryPolicies, stored: DelayedDeliveryPolicies
-    ) -> None:
-        known = ((str(topic), self._known_delays(topic)) for topic in self.store.topics(owner))
-        check_namespace_settable(
-            delays,
-            self._broker.delayed_delivery,
-            stored=stored,
-            topics={name: topic for name, topic in known if topic is not None},
-            topic_may_disable=self._broker.topic_may_disable,
-        )
+        This is a change for `put`, which keeps the other levels meanwhile; it is refused if they forbid it.
+        """
+        stored, broker = policies.delayed_delivery, self._broker.delayed_delivery
+        may_disable = self._broker.topic_may_disable
+        delays = _NOTHING if update is None else stored.updated(update)
+        if owner.topic is None:
+            known = ((str(topic), self._known_delays(topic)) for topic in self.store.topics(owner))
+            topics = {name: topic for name, topic in known if topic is not None}
+            check_namespace_settable(delays, broker, stored=stored, topics=topics, topic_may_disable=may_disable)
+        elif update is not None:
+            namespace = self._own_delays(owner.of_namespace)
+            check_topic_settable(update, namespace, broker, stored=stored, topic_may_disable=may_disable)
+        elif (found := self._known_delays(owner.of_namespace)) is not None:
+            before = self._resolve(stored, found)
+            if before.keeps_fixed_delay:
+                check_fixed_delay_kept(before, self._resolve(_NOTHING, found))
+        return replace(policies, delayed_delivery=delays)
 
     def _effective(self, owner: PolicyOwner) -> EffectiveDelayedDelivery:
         topic = self._own_delays(owner) if owner.topic is not None else _NOTHING
@@ -248,8 +206,9 @@ class LevelledPolicies:
 
 
 _AUDIT = logging.getLogger("ackstate.admin.audit")
+_DELAYS = "delayedDelivery"
 _NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
-_TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+TOPIC = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
 
 # Only for the OpenAPI document; `DelayedDeliveryPolicies` does the checks.
 _Milliseconds = Annotated[int, Field(json_schema_extra={"minimum": 0, "format": "int64"})]
@@ -340,10 +299,10 @@ class PolicyRoutes:
         """Add the routes to an application."""
         levels: dict[str, list[Callable[..., None]]] = {
             _NAMESPACE: [namespace_names],
-            _TOPIC: [topic_names, no_global_write],
+            TOPIC: [topic_names, no_global_write],
         }
         for path, names in levels.items():
-            self._add(app, f"{path}/delayedDelivery", names, (self.delays, self.set_delays, self.remove_delays))
+            self._add(app, f"{path}/{_DELAYS}", names, (self.delays, self.set_delays, self.remove_delays))
             self._add(app, f"{path}/{{policy}}", names, (self.number, self.set_number, self.remove_number))
 
     @staticmethod
@@ -376,17 +335,11 @@ class PolicyRoutes:
             delays = DelayedDeliveryPolicies.from_json(update.model_dump(by_alias=True))
         except (ValueError, TypeError) as error:
             raise invalid(error) from None
-        expected_version = self._expected_version(owner, if_match)
-        return _delays_changed(
-            request, owner, self._policies.update_delays(owner, delays, expected_version=expected_version)
-        )
+        return self._put(request, owner, if_match, _DELAYS, partial(self._policies.with_delays, owner, delays))
 
     def remove_delays(self, request: Request, owner: NamedOwner, if_match: _IfMatch = None) -> Response:
         """Remove the delayed delivery policies of this level; with If-Match: *, also all unreadable policies."""
-        if self._is_discarded(request, owner, if_match):
-            return _written(ABSENT)
-        expected_version = self._expected_version(owner, if_match)
-        return _delays_changed(request, owner, self._policies.remove_delays(owner, expected_version=expected_version))
+        return self._put(request, owner, if_match, _DELAYS, partial(self._policies.with_delays, owner, None))
 
     def number(self, owner: NamedOwner, policy: _Policy, response: Response, applied: _Applied = False) -> int | None:
         """Return the number of this level, null if it has none; with applied, the one in effect."""
@@ -405,26 +358,26 @@ class PolicyRoutes:
         if_match: _IfMatch = None,
     ) -> Response:
         """Set the number: seconds, 0 for none; or bytes, at least 1024, below 1 for no limit."""
-        expected_version = self._expected_version(owner, if_match)
-        return self._put_number(request, owner, policy, number, expected_version)
+        return self._put(request, owner, if_match, policy, partial(policy.put, number))
 
     def remove_number(
         self, request: Request, owner: NamedOwner, policy: _Policy, if_match: _IfMatch = None
     ) -> Response:
         """Remove the number of this level; with If-Match: *, also all unreadable policies."""
-        if self._is_discarded(request, owner, if_match):
-            return _written(ABSENT)
-        return self._put_number(request, owner, policy, None, self._expected_version(owner, if_match))
+        return self._put(request, owner, if_match, policy, partial(policy.put, None))
 
-    def _put_number(
-        self, request: Request, owner: PolicyOwner, policy: _Policy, number: int | None, expected_version: int | None
-    ) -> Response:
-        try:
-            change = self._policies.put_number(owner, policy, number, expected_version=expected_version)
-        except ValueError as error:
-            raise invalid(error) from None
-        _log_change(request, owner, policy, before=policy.of(change.before), after=policy.of(change.after))
-        return _written(change.version)
+    def _put(
+        self, request: Request, owner: PolicyOwner, if_match: str | None, policy: str,
+        change: Callable[[Policies], Policies],
+    ) -> Response:  # fmt: skip
+        """Change the policies of an owner, and log the values of one before and after."""
+        if request.method == "DELETE" and self._is_discarded(request, owner, if_match):
+            return _written(ABSENT)
+        expected_version = self._expected_version(owner, if_match)
+        *policies, version = self._policies.put(owner, change, expected_version=expected_version)
+        before, after = (_value(policy, each) for each in policies)
+        _log_change(request, owner, policy, before=before, after=after)
+        return _written(version)
 
     def _is_discarded(self, request: Request, owner: PolicyOwner, if_match: str | None) -> bool:
         """Remove unreadable policies, only on request: other clients might rely on them."""
@@ -456,10 +409,8 @@ def _etag(version: int) -> str:
     return '"none"' if version == ABSENT else f'"{version}"'
 
 
-def _delays_changed(request: Request, owner: PolicyOwner, change: PolicyChange) -> Response:
-    before, after = (each.delayed_delivery.to_json() or None for each in (change.before, change.after))
-    _log_change(request, owner, "delayedDelivery", before=before, after=after)
-    return _written(change.version)
+def _value(policy: str, policies: Policies) -> object:
+    return (policies.delayed_delivery.to_json() or None) if policy == _DELAYS else NumberPolicy(policy).of(policies)
 
 
 def _written(version: int) -> Response:
