@@ -31,10 +31,9 @@ from __future__ import annotations
 import heapq
 import json
 import re
-import zlib
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -44,7 +43,7 @@ import pyarrow as pa
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
 from ackstate.analysis.trace.events import TraceError
 from ackstate.analysis.trace.recording import EntrySet
-from ackstate.analysis.trace.rows import ROW_SCHEMA, TEXT_BYTES_MAX
+from ackstate.analysis.trace.rows import ROW_SCHEMA, TEXT_BYTES_MAX, open_text
 from ackstate.cursor.config import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import UnsupportedVersionError
@@ -66,6 +65,8 @@ LEDGER_ENTRIES_MAX = 1 << 24
 """A run with more entries is refused before it is expanded."""
 BATCH_MAX = 1 << 20
 _WORDS_MAX = BATCH_MAX // 64
+_RANGES_MAX = 10_000  # the default of Pulsar
+_RELEASE = "pulsarVersion"  # beside the settings
 _RANGE = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(\d+)\]")
 
 
@@ -93,7 +94,9 @@ class BrokerLife(NamedTuple):
 
     name: str  # Unique
     broker: str  # Its address
-    config: Mapping[str, str]  # Keys of ``broker.conf``.
+    form: RangeForm  # Of the ranges in its records
+    limits: Limits  # On these ranges
+    has_index_acks: bool  # Whether acks of single messages of a batch count
 
 
 class LineFields:
@@ -183,7 +186,14 @@ class LineFields:
         config = self._value("config")
         if not isinstance(config, dict) or not all(isinstance(each, str) for each in config.values()):
             raise TraceError(f"config must be an object of texts, got {_short(config)}")
-        return BrokerLife(self.text("life"), self.text("broker"), config)
+        try:
+            settings = cursor_settings({key: value for key, value in config.items() if key != _RELEASE})
+        except ValueError as error:
+            raise TraceError(f"config: {error}") from None
+        most, rule = settings.get("range_count_max", _RANGES_MAX), LimitRule.of_release(config.get(_RELEASE, ""))
+        form, has_index_acks = settings.get("range_form", RangeForm.WORDS), config.get(BATCH_INDEX_ACKS, "true")
+        limits = Limits(most, None, rule)
+        return BrokerLife(self.text("life"), self.text("broker"), form, limits, has_index_acks.lower() == "true")
 
     def _value(self, name: str) -> Any:
         if name not in self._found:
@@ -232,8 +242,6 @@ def _short(value: Any) -> str:
 
 FILE_GLOB = "ackstate-*.jsonl.gz"
 _LINE_BYTES_MAX = 64 << 20
-_READ_BYTES = 1 << 20
-_GZIP = b"\x1f\x8b"
 _SUBJECT_KINDS = frozenset((
     "publish", "deliver", "ack", "look", "consumer", "closed", "redeliver", "seek", "unsubscribe",
 ))  # fmt: skip
@@ -396,43 +404,21 @@ def _details(kind: str, fields: LineFields) -> dict[str, Any]:
 
 
 def _lines(path: Path, text_bytes_max: int) -> Iterator[bytes]:
-    """Yield the whole lines of a file, compressed or not; an incomplete last line is left out."""
-    rest = b""
-    size = 0
-    number = 1
-    for data in _blocks(path):
-        size += len(data)
-        if size > text_bytes_max:
-            raise TraceError(f"{path}: more than {text_bytes_max} bytes of text; --text-bytes-max allows more")
-        *lines, rest = (rest + data).split(b"\n")
-        number += len(lines)
-        yield from lines
-        if len(rest) > _LINE_BYTES_MAX:
-            raise TraceError(f"{path}, line {number}: longer than {_LINE_BYTES_MAX >> 20} MiB")
+    """Yield the whole lines of a file, compressed or not; what is incomplete at its end is left out."""
+    size, number = 0, 1
+    with open_text(path) as (text, _), suppress(EOFError):
+        while line := text.readline(min(_LINE_BYTES_MAX, text_bytes_max - size) + 1):
+            size += len(line)
+            if size > text_bytes_max:
+                raise TraceError(f"{path}: more than {text_bytes_max} bytes of text; --text-bytes-max allows more")
+            if len(line) > _LINE_BYTES_MAX:
+                raise TraceError(f"{path}, line {number}: longer than {_LINE_BYTES_MAX >> 20} MiB")
+            if line.endswith(b"\n"):
+                yield line[:-1]
+                number += 1
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as opened:
-        data = opened.read(_READ_BYTES)
-        if data[:2] != _GZIP:
-            while data:
-                yield data
-                data = opened.read(_READ_BYTES)
-            return
-        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        while data:
-            try:
-                yield unpacker.decompress(data, _READ_BYTES)
-            except zlib.error as error:
-                raise TraceError(f"{path}: the gzip file is damaged: {error}") from None
-            if unpacker.eof:
-                return
-            data = unpacker.unconsumed_tail or opened.read(_READ_BYTES)
-
-
-_RANGES_MAX = 10_000  # the default of Pulsar
 _ROWS_AT_ONCE = 50_000
-_RELEASE = "pulsarVersion"  # beside the settings; missing in recordings of earlier interceptors
 _WORD_BITS = 64
 
 
@@ -496,7 +482,7 @@ class BrokerRows:
         named.add_run(row["ledger_id"], row["first_entry"], row["last_entry"] + 1)
         for run in (named - self.published[topic]).runs():
             self.published[topic].add_run(*run)
-            yield self._publish(topic, row["ts_ms"], _entries(run))
+            yield self._publish(topic, row["ts_ms"], entries_row(run))
 
     def _publish(self, topic: str, ts_ms: int, entries: dict[str, int]) -> dict[str, Any]:
         # Lines of a process that has lost the topic may come late.
@@ -595,8 +581,8 @@ class _FollowedCursor:
         if event.ack_type == "Cumulative":
             runs, kind = list(self._up_to(event)), "mark_delete"
         else:
-            index_acks = event.life.config.get(BATCH_INDEX_ACKS, "true").lower() == "true"
-            runs = [run for run in event.entries if self._is_whole(run, index_acks=index_acks)]
+            has_index_acks = event.life.has_index_acks
+            runs = [run for run in event.entries if self._is_whole(run, has_index_acks=has_index_acks)]
             kind = "ack"
         for run in runs:
             self._acked.add_run(run.ledger_id, run.first, run.last + 1)
@@ -619,11 +605,11 @@ class _FollowedCursor:
         later = [ledger_id for ledger_id in self._ledgers if ledger_id > position.ledger_id]
         return Position(min(later), 0) if later else position._replace(entry_id=position.entry_id + 1)
 
-    def _is_whole(self, run: LedgerEntries, *, index_acks: bool) -> bool:
+    def _is_whole(self, run: LedgerEntries, *, has_index_acks: bool) -> bool:
         """Return whether an individual ack leaves no message of its entries."""
         position = Position(run.ledger_id, run.first)
         left = _mask(run.unacked_words)
-        if left and index_acks:
+        if left and has_index_acks:
             left &= self._partly.get(position, left)
             self._partly[position] = left
         if not left:
@@ -660,12 +646,9 @@ class _FollowedCursor:
 
     def _excluded(self, life: BrokerLife) -> Iterator[dict[str, Any]]:
         """Yield the acked entries that the limit on ranges excludes from the record just begun."""
-        form, most = _range_limit(life)
-        kept = self._deleted
-        if most is not None and (kept.range_count > most or (form is RangeForm.WORDS and len(kept) > most)):
-            kept = limit_ranges(
-                kept, form=form, limits=Limits(most, None, LimitRule.of_release(life.config.get(_RELEASE, "")))
-            ).kept
+        kept, most = self._deleted, life.limits.range_count_max
+        if most is not None and (kept.range_count > most or (life.form is RangeForm.WORDS and len(kept) > most)):
+            kept = limit_ranges(kept, form=life.form, limits=life.limits).kept
         self._latest = _Contents(self._mark_delete, kept.copy())
         if kept is not self._deleted:
             cut = self._deleted.copy()
@@ -674,7 +657,7 @@ class _FollowedCursor:
             cut.difference_update(self._durable.ranges)
             displaced.difference_update(cut)
             for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
-                yield from ({"kind": kind, **_entries(run)} for run in ranges.runs())
+                yield from ({"kind": kind, **entries_row(run)} for run in ranges.runs())
 
     def _written(self, record: RecordId, mark_delete: Position | None = None) -> Iterator[dict[str, Any]]:
         """Yield the end of a persist if its record was written, with this mark-delete position if that is known."""
@@ -697,7 +680,7 @@ class _FollowedCursor:
         self._persist_count += 1
         yield {"kind": "persist_begun", "number": self._persist_count}
         for kind, entries in (("held_back", new), ("displaced", left - new)):
-            yield from ({"kind": kind, **_entries(run)} for run in entries.runs())
+            yield from ({"kind": kind, **entries_row(run)} for run in entries.runs())
 
     def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
         """Yield the events that the opening of the cursor by another process shows."""
@@ -726,9 +709,9 @@ class _FollowedCursor:
         self._take(found, event.mark_delete)
 
     def _moved(self, kind: str, found: EntrySet) -> Iterator[dict[str, Any]]:
-        known = [{"kind": kind, **_entries(each)} for each in (found - self._acked).runs()]
+        known = [{"kind": kind, **entries_row(each)} for each in (found - self._acked).runs()]
         yield from known or [{"kind": kind}]
-        yield from ({"kind": "redeliver", **_entries(each)} for each in (self._acked - found).runs())
+        yield from ({"kind": "redeliver", **entries_row(each)} for each in (self._acked - found).runs())
 
     def _take(self, found: EntrySet, mark_delete: Position) -> None:
         self._acked, self._persist = found, None
@@ -768,21 +751,6 @@ def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[
         yield path, pa.Table.from_pylist([row for _, row in found], ROW_SCHEMA), numbers
 
 
-@lru_cache(64)
-def _limit_of(config: tuple[tuple[str, str], ...]) -> tuple[RangeForm, int | None]:
-    settings = cursor_settings({key: value for key, value in config if key != _RELEASE})
-    most = settings.get("range_count_max", _RANGES_MAX)
-    return settings.get("range_form", RangeForm.WORDS), most
-
-
-def _range_limit(life: BrokerLife) -> tuple[RangeForm, int | None]:
-    """Return the form of ranges in a broker's records, and how many it writes."""
-    try:
-        return _limit_of(tuple(life.config.items()))
-    except ValueError as error:
-        raise TraceError(f"process {life.name} of {life.broker}: config: {error}") from None
-
-
 def _mask(words: Iterable[int]) -> int:
     return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
 
@@ -791,6 +759,7 @@ def _named(run: LedgerEntries) -> dict[str, int]:
     return {"ledger_id": run.ledger_id, "first_entry": run.first, "last_entry": run.last}
 
 
-def _entries(run: tuple[int, int, int]) -> dict[str, int]:
+def entries_row(run: tuple[int, int, int]) -> dict[str, int]:
+    """Return a run of entries, `end` excluded, as columns of a row."""
     ledger_id, first, end = run
     return {"ledger_id": ledger_id, "first_entry": first, "last_entry": end - 1}

@@ -32,13 +32,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.broker_recording import BrokerRows, published_entries, recording_files
+from ackstate.analysis.trace.broker_recording import BrokerRows, entries_row, published_entries, recording_files
 from ackstate.analysis.trace.broker_recording import read_recording as read_broker_recording
 from ackstate.analysis.trace.check import (
     BadRows,
@@ -141,7 +142,7 @@ class _BrokerRun:
         ts_ms = 0
         topic = {"topic": said["topic"], "ts_ms": 0, "kind": "publish", "subscription": ""}
         for run in EntrySet.of(self._messages).runs():
-            yield {**topic, **_entries(run)}
+            yield {**topic, **entries_row(run)}
         event = {"topic": said["topic"], "subscription": said.get("subscription") or said["topic"].rpartition("/")[2]}
         for opened_ms in opened:
             ts_ms = opened_ms - begin_ms
@@ -153,9 +154,9 @@ class _BrokerRun:
             listed, name = _listed(acked, *kind)
             runs = list(EntrySet.of(run for entry in listed for run in self._acked(entry)).runs())
             for run in self._batches_in_parts(listed):
-                yield {**event, "ts_ms": ts_ms, "kind": "batch", **_entries(run)}
+                yield {**event, "ts_ms": ts_ms, "kind": "batch", **entries_row(run)}
             for run in runs:
-                yield {**event, "ts_ms": ts_ms, "kind": name, **_entries(run)}
+                yield {**event, "ts_ms": ts_ms, "kind": name, **entries_row(run)}
         for end_ms in ended:
             yield {**event, "ts_ms": max(ts_ms, end_ms - begin_ms), "kind": "crash"}
 
@@ -214,11 +215,6 @@ def _numbered(entries: Sequence[tuple[int, int]], sizes: Sequence[int]) -> list[
         ends[ledger] = first + size
         messages.append((ledger, first, first + size))
     return messages
-
-
-def _entries(run: _Run) -> dict[str, int]:
-    ledger, first, end = run
-    return {"ledger_id": ledger, "first_entry": first, "last_entry": end - 1}
 
 
 _NEEDED = ("topic", "subscription", "ts_ms", "kind", "ledger_id", "first_entry")
@@ -443,9 +439,9 @@ def convert(
             conversion = _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress)
             if is_of_brokers:
                 events = read_broker_recording(files, text_bytes_max=text_bytes_max)
-                conversion.run_tables(of_broker.tables(events))
+                conversion.run(conversion.of_brokers(of_broker.tables(events)))
             else:
-                conversion.run(text_bytes_max)
+                conversion.run(conversion.of_files(text_bytes_max))
             writer.dropped_events = of_broker.dropped
         if not writer.events:
             raise TraceError(f"{', '.join(map(str, sources))}: no events, so there is no trace to write")
@@ -461,6 +457,10 @@ def _files(source: Path) -> list[Path]:
     if str(source) != STANDARD_INPUT and not source.exists():
         raise TraceError(f"{source}: no such file")
     return [source]
+
+
+_Table: TypeAlias = "tuple[int, pa.Table, Int64s, int]"
+"""A table with the number of its file, the number of each row in it, and the bytes that were read until then."""
 
 
 @final
@@ -483,37 +483,41 @@ class _Conversion:
         self._sorter = EventSorter(writer, bad_rows, self._place)
         is_known = all(str(file) != STANDARD_INPUT for file in files)
         self._total = sum(file.stat().st_size for file in files) if is_known else None
-        self._done = 0
 
-    def run(self, text_bytes_max: int) -> None:
-        """Read all inputs; `text_bytes_max` bounds the decompressed text of each file."""
+    def run(self, tables: Iterable[_Table]) -> None:
+        """Read all tables."""
+        for source, table, numbers, done in tables:
+            place = partial(self._place, source)
+            rows = checked_rows(table, numbers, clock=self._clock, bad_rows=self._bad_rows, place=place)
+            self._sorter.add(rows, source=source)
+            self._check(finished=False)
+            self._progress(done, self._total)
+        self._sorter.finish()
+        self._check(finished=True)
+
+    def of_files(self, text_bytes_max: int) -> Iterator[_Table]:
+        """Yield the tables of all files; `text_bytes_max` bounds the decompressed text of each."""
+        before = 0
         for source, file in enumerate(self._files):
+            size = 0 if self._total is None else file.stat().st_size
             if self._is_parquet(file):
-                size = file.stat().st_size
                 for table, numbers, share in tables(file):
-                    self._take(source, table, numbers, done=int(share * size))
+                    yield source, table, numbers, before + int(share * size)
             else:
-                self._read_text(source, file, text_bytes_max)
-            self._done += file.stat().st_size if self._total is not None else 0
-        self._sorter.finish()
-        self._check(finished=True)
+                for table, numbers, done in self._of_text(source, file, text_bytes_max):
+                    yield source, table, numbers, before + done
+            before += size
 
-    def run_tables(self, tables: Iterable[tuple[Path, pa.Table, Int64s]]) -> None:
-        """Read tables, each with its file and the line of each row; their files need not be read in order."""
+    def of_brokers(self, tables: Iterable[tuple[Path, pa.Table, Int64s]]) -> Iterator[_Table]:
+        """Yield tables, given each with its file and the line of each row; the files need not be read in order."""
         numbers = {file: number for number, file in enumerate(self._files)}
-        seen: set[Path] = set()
+        seen: dict[Path, int] = {}
         for file, table, lines in tables:
-            if file not in seen:
-                seen.add(file)
-                self._done += file.stat().st_size
-            self._take(numbers[file], table, lines, done=0)
-        self._sorter.finish()
-        self._check(finished=True)
+            seen.setdefault(file, file.stat().st_size)
+            yield numbers[file], table, lines, sum(seen.values())
 
-    def _read_text(self, source: int, file: Path, text_bytes_max: int) -> None:
-        def place(number: int) -> str:
-            return self._place(source, number)
-
+    def _of_text(self, source: int, file: Path, text_bytes_max: int) -> Iterator[tuple[pa.Table, Int64s, int]]:
+        place = partial(self._place, source)
         is_log: bool | None = None
         with open_text(file) as (text, position):
             for block in text_blocks(file, text, position, bytes_max=text_bytes_max):
@@ -522,19 +526,9 @@ class _Conversion:
                 if is_log:
                     lines = block.data.split(b"\n")
                     for run in log_tables(lines, block.first_number, bad_rows=self._bad_rows, place=place):
-                        self._take(source, *run, done=block.done)
+                        yield *run, block.done
                 else:
-                    table, numbers = table_of_lines(block, bad_rows=self._bad_rows, place=place)
-                    self._take(source, table, numbers, done=block.done)
-
-    def _take(self, source: int, table: pa.Table, numbers: Int64s, *, done: int) -> None:
-        rows = checked_rows(
-            table, numbers, clock=self._clock, bad_rows=self._bad_rows,
-            place=lambda number: self._place(source, number),
-        )  # fmt: skip
-        self._sorter.add(rows, source=source)
-        self._check(finished=False)
-        self._progress(self._done + done, self._total)
+                    yield *table_of_lines(block, bad_rows=self._bad_rows, place=place), block.done
 
     def _check(self, *, finished: bool) -> None:
         what = ", ".join(map(str, self._files))

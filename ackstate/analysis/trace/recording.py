@@ -257,21 +257,10 @@ def torn_bytes(path: Path) -> int:
     return len(data) - end
 
 
-def check_segment(path: Path) -> None:
-    """Check that a file is a segment in the present version; its frames are not checked."""
-    _check_file(path)
-    with path.open("rb") as file:
-        _check_header(path, file.read(_HEADER.size))
-
-
-def _check_file(path: Path) -> None:
+def _read_segment(path: Path) -> Iterator[Frame]:
     # Opening a named pipe would block.
     if not path.is_file():
         raise TraceError(f"{path}: not a file")
-
-
-def _read_segment(path: Path) -> Iterator[Frame]:
-    _check_file(path)
     data = path.read_bytes()
     # A writer that died before its header was complete recorded nothing.
     for offset, payload in _payloads(path, data) if _check_header(path, data[: _HEADER.size]) else ():
@@ -360,8 +349,6 @@ class Recording:
     """
 
     def __init__(self, directory: Path) -> None:
-        for path in segments(directory):
-            check_segment(path)
         self._histories = histories(read_recording(directory)) if segments(directory) else {}
         self._recorder = Recorder(directory)
         self._started_ms: int | None = None  # When the first cursor was followed: earlier processes were dead by then.
