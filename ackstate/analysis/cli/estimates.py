@@ -261,33 +261,27 @@ def started(
             yield partial(SparkSource.checked, spark), None
 
 
-def rate_text(number: float | None) -> str:
-    """Return a rate; a dash if it is unknown."""
+def _text(number: float | None, form: str = ",") -> str:
+    """Return a number; a dash if it is unknown."""
+    return "-" if number is None else format(number, form)
+
+
+def _rate_text(number: float | None) -> str:
     from ackstate.analysis.estimate.results import short_number
 
     return "-" if number is None else short_number(number)
 
 
-def mean_text(number: float | None) -> str:
-    """Return a mean; a dash if it is unknown."""
-    return "-" if number is None else f"{number:,.1f}"
-
-
-def count_text(number: int | None) -> str:
-    """Return a count; a dash if it is unknown."""
-    return "-" if number is None else f"{number:,}"
-
-
-def redelivery_table(rows: Sequence[dict[str, Any]]) -> Table:
+def _subscriptions_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return redelivery if crashed, a row for each subscription of one topic."""
     table = subscription_table(
         "", [row["subscription"] for row in rows], "expected", "p50", "p99", "max", "at each crash"
     )
     for row in rows:
         # A trace of a single millisecond has no duration, and so no mean and no quantiles.
-        numbers = [count_text(row[name]) for name in ("p50", "p99", "max")]
+        numbers = [_text(row[name]) for name in ("p50", "p99", "max")]
         at_crashes = ", ".join(map(_at_crash, row["crashes"])) or "-"
-        table.add_row(row["subscription"], mean_text(row["expected"]), *numbers, at_crashes)
+        table.add_row(row["subscription"], _text(row["expected"], _MEAN), *numbers, at_crashes)
     return table
 
 
@@ -299,6 +293,7 @@ def _at_crash(crash: dict[str, Any]) -> str:
 
 
 _RECORDED = "recorded"
+_MEAN = ",.1f"
 _UNBEATEN = "Unbeaten: no other policy is as good in redelivery, writes, bytes and time blocked, and better in one"
 
 
@@ -423,9 +418,9 @@ def _policy_table(result: SweepResult) -> Table:
         role = result.role_of(each)
         label = f"{each.label} ({role})" if role and role != each.label else each.label
         table.add_row(
-            label, mean_text(total.expected), count_text(total.p99), count_text(total.max),
-            mean_text(total.duplicates_per_day),
-            rate_text(total.prices.writes), rate_text(total.prices.bytes), mean_text(total.prices.blocked_s),
+            label, _text(total.expected, _MEAN), _text(total.p99), _text(total.max),
+            _text(total.duplicates_per_day, _MEAN),
+            _rate_text(total.prices.writes), _rate_text(total.prices.bytes), _text(total.prices.blocked_s, _MEAN),
             "never flushed in this trace" if each.never_flushed else "yes" if each.is_on_front else "",
         )  # fmt: skip
     return table
@@ -474,9 +469,10 @@ def redelivery(
     answer = result.to_json()
     if is_plain:
         rows = _subscriptions(result.policies[0], found)
-        shown: list[Table | str] = [
-            each for topic in sorted({row["topic"] for row in rows}) for each in _of_topic(topic, rows)
-        ]
+        shown: list[Table | str] = []
+        for topic in sorted({row["topic"] for row in rows}):
+            shown.append(f"Redelivery if crashed, over every instant of {topic}")
+            shown.append(_subscriptions_table([row for row in rows if row["topic"] == topic]))
         answer |= {"subscriptions": rows}
     else:
         shown = [_estimate_table(result.policies[0])]
@@ -508,18 +504,14 @@ def _crashes(row: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _of_topic(topic: str, rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
-    mine = [row for row in rows if row["topic"] == topic]
-    return f"Redelivery if crashed, over every instant of {topic}", redelivery_table(mine)
-
-
 def _estimate_table(result: PolicyResult) -> Table:
     columns = ("expected", "p50", "p90", "p99", "max", "duplicates\nper day", "writes/s", "bytes/s")
     table = numbers_table("what", columns)
     for each in result.estimates:
         name = " ".join(filter(None, (each.topic or each.namespace, each.subscription))) or "-"
-        counts = [count_text(getattr(each, name)) for name in ("p50", "p90", "p99", "max")]
-        rates = [rate_text(number) for number in each.prices[:2]]
+        counts = [_text(getattr(each, name)) for name in ("p50", "p90", "p99", "max")]
+        rates = [_rate_text(number) for number in each.prices[:2]]
         label = _SCOPE_NAMES[each.scope].format(name)
-        table.add_row(label, mean_text(each.expected), *counts, mean_text(each.duplicates_per_day), *rates)
+        per_day = _text(each.duplicates_per_day, _MEAN)
+        table.add_row(label, _text(each.expected, _MEAN), *counts, per_day, *rates)
     return table
