@@ -83,20 +83,12 @@ class RefusedError(AdminError):
         self.status = status
 
 
-class Origin(NamedTuple):
-    """Scheme, host and port of a URL: servers are the same only if all three are equal."""
-
-    scheme: str
-    host: str
-    port: int
-
-
-def origin_of(url: str) -> Origin:
-    """Return the origin of a URL of http or https; the host in lower case, without the brackets of IPv6."""
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of a URL of http or https; the host in lower case, without the brackets of IPv6."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname or parts.port == 0:
         raise ValueError(f"the URL of the server must have a host and a valid port, got {url!r}")
-    return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
+    return parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +105,19 @@ class AdminServer:
         if "@" in self.url:
             # Not shown: it may hold a password.
             raise AdminError("the URL of the server has a user or password: use --auth-params or --token-file instead")
-        if not self.url.isprintable() or not _is_server(self.url):
+        try:
+            origin_of(self.url)
+        except ValueError:
+            is_server = False
+        else:
+            is_server = self.url.isprintable() and not {"?", "#", " ", "\\"} & {*self.url}
+        if not is_server:
             raise AdminError(f"the URL of the server must look like {DEFAULT_ADMIN_URL}, got {self.url!r}")
         if self.token and not _TOKEN.fullmatch(self.token):
             raise AdminError("the token has a character that no token has")
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> tuple[str, str, int]:
         """The scheme, the host and the port."""
         return origin_of(self.url)
 
@@ -142,17 +140,13 @@ class AdminServer:
                 if answer.status != _CONFLICT or method == "GET" or pause_s is None:
                     break
                 time.sleep(pause_s)
-        try:
-            content = json.loads(answer.content) if answer.content else None
-            is_readable = True
-        except (ValueError, RecursionError):
-            content, is_readable = None, False
         if not answer.is_success:
-            reason = _reason_of(content) or f"HTTP {answer.status} {answer.phrase}".rstrip()
+            reason = _reason_of(answer.content) or f"HTTP {answer.status} {answer.phrase}".rstrip()
             raise AdminError(f"{reason}\n\nReason: {reason}")
-        if not is_readable:
-            raise AdminError("the answer of the server is not JSON")
-        return content
+        try:
+            return json.loads(answer.content) if answer.content else None
+        except (ValueError, RecursionError):
+            raise AdminError("the answer of the server is not JSON") from None
 
 
 class Answer(NamedTuple):
@@ -188,7 +182,7 @@ class PulsarAdmin:
             raise AdminError(f"{error.name} is missing: install ackstate[admin]") from error
         self._httpx = httpx
         self._server = server
-        self._trusted = {server.origin[1:], *(_token_host(host, server.origin) for host in token_hosts)}
+        self._trusted = {server.origin[1:], *(_token_host(host, server.origin[2]) for host in token_hosts)}
         self._gap_s = 1 / requests_per_second if requests_per_second else 0.0
         self._next_s = 0.0
         self.request_count = 0
@@ -209,7 +203,7 @@ class PulsarAdmin:
         """
         content = self._content(path)
         try:
-            return read_json(content) if content else None
+            return json.loads(content, parse_int=_long) if content else None
         except (ValueError, RecursionError):
             raise AdminError(
                 f"{self._server.url}{path}: the answer is not JSON, or has a number of more than 64 bits"
@@ -297,7 +291,7 @@ class PulsarAdmin:
             raise AdminError(f"{asked}: HTTP {answer.status} without a Location")
         place = _place(asked, answer.location)
         target = origin_of(place)
-        if server.origin.scheme == "https" and target.scheme != "https":
+        if server.origin[0] == "https" and target[0] != "https":
             raise AdminError(f"{asked}: redirects to {place}, which is not encrypted")
         parts = urlsplit(place)
         token = server.token if target[1:] in self._trusted else ""
@@ -305,12 +299,8 @@ class PulsarAdmin:
         return found, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def _refusal(self, server: AdminServer, below: str, answer: Answer) -> RefusedError:
-        try:
-            reason = _reason_of(json.loads(answer.content)) if answer.content else ""
-        except (ValueError, RecursionError):
-            reason = ""
         text = f"{server.url.rstrip('/')}{below}: HTTP {answer.status} {answer.phrase}".rstrip()
-        said = "; ".join(filter(None, (reason, self._advice(server, answer.status))))
+        said = "; ".join(filter(None, (_reason_of(answer.content), self._advice(server, answer.status))))
         return RefusedError(f"{text}: {said}" if said else text, answer.status)
 
     def _advice(self, server: AdminServer, status: int) -> str:
@@ -341,7 +331,7 @@ def _place(asked: str, location: str) -> str:
     return place
 
 
-def _token_host(text: str, named: Origin) -> tuple[str, int]:
+def _token_host(text: str, default_port: int) -> tuple[str, int]:
     """Return the host and the port of ``HOST`` or ``HOST:PORT``, or raise `AdminError`."""
     try:
         parts = urlsplit(f"//{text}")
@@ -351,7 +341,7 @@ def _token_host(text: str, named: Origin) -> tuple[str, int]:
     is_whole = text.isprintable() and not {"/", "?", "#", "@", " ", "\\", "*"} & {*text}
     if not host or port == 0 or not is_whole:
         raise AdminError(f"--token-host must be HOST or HOST:PORT, got {text!r}")
-    return host.rstrip("."), port or named.port
+    return host.rstrip("."), port or default_port
 
 
 def _whole(response: httpx.Response, bytes_max: int, deadline_s: float) -> Answer:
@@ -380,11 +370,6 @@ def _why(error: BaseException) -> str:
             return f"[Errno {cause.errno}] {os.strerror(cause.errno)}" if is_connection else printable(str(cause))
         cause = cause.__cause__ or cause.__context__
     return printable(str(error)) or type(error).__name__
-
-
-def read_json(content: str | bytes) -> Any:
-    """Return an answer of a broker."""
-    return json.loads(content, parse_int=_long)
 
 
 def _long(text: str) -> int:
@@ -442,14 +427,6 @@ def topic_path(topic: str) -> str:
     return "/admin/v2/persistent/" + "/".join(map(_encoded, parts))
 
 
-def _is_server(url: str) -> bool:
-    try:
-        origin_of(url)
-    except ValueError:
-        return False
-    return not {"?", "#", " ", "\\"} & {*url}
-
-
 def _is_entity(name: str) -> bool:
     """Return whether a name is valid; "." and ".." would be steps in a path."""
     return _ENTITY.fullmatch(name) is not None and name not in {".", ".."}
@@ -486,7 +463,11 @@ def _token_of_file(uri: str) -> str:
         raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
 
 
-def _reason_of(answer: Any) -> str:
+def _reason_of(content: bytes) -> str:
     """Return the server's reason for a refusal, empty if there is none."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return ""
     reason = answer.get("reason") if isinstance(answer, dict) else None
     return printable(reason) if isinstance(reason, str) else ""

@@ -14,9 +14,9 @@ from urllib.error import HTTPError
 
 import pulsar
 
-from ackstate.analysis.pulsar.cursor_follower import existing_entries, minus
 from ackstate.analysis.pulsar.durable import DurableReader
 from ackstate.analysis.pulsar.history import cursor_history
+from ackstate.analysis.pulsar.recorder import existing_entries, minus
 from live.command import ackstate_json
 from live.findings import Section
 from live.java_process import JARS

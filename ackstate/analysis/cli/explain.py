@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 import typer
 
-from ackstate.analysis.admin_client import topic_path
 from ackstate.analysis.cli import console
 from ackstate.analysis.cli.console import new_table
 from ackstate.analysis.cli.options import JsonOption, SubscriptionOption, TopicOption
-from ackstate.analysis.cli.pulsar import TrustOption, opened_admin
+from ackstate.analysis.cli.pulsar import TrustOption, opened_broker
 from ackstate.analysis.cli.store import (
     CopyBytesOption,
     chosen_cursors,
@@ -32,14 +31,11 @@ from ackstate.errors import AckStateError
 from ackstate.stores.pulsar import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from rich.table import Table
 
     from ackstate.analysis.admin.internal_stats import ExplainedHole, ExplainedSubscription
-    from ackstate.analysis.admin_client import PulsarAdmin
-    from ackstate.analysis.pulsar.sources import Unread
     from ackstate.dispatch.explain import HoleReport, StoredHoles
     from ackstate.inspect import CursorInspection
 
@@ -145,34 +141,34 @@ def _cursor_text(cursor: CursorInspection, held: StoredHoles | None) -> Iterator
     yield f"{cursor.name.topic}, {cursor.name.subscription}: {cursor.status}"
     yield from (f"  {line}" for line in remarks([cursor]))
     if held is not None:
-        backlog = "unknown" if held.backlog is None else f"{held.backlog:,}"
-        yield (
-            f"mark-delete {held.mark_delete}, backlog {backlog}, {counted(held.range_count, 'range')} "
-            f"in {counted(held.record_bytes, 'byte')}, {counted(held.hole_count, 'hole')}"
-        )
-        if held.holes:
-            yield holes_table((hole, f"{hole.why}: {hole.detail}") for hole in held.holes)
-        if held.hole_count > len(held.holes):
-            yield f"{held.hole_count - len(held.holes):,} more (--top)"
+        yield _state_text(held)
+        yield from _holes_text(held, [f"{hole.why}: {hole.detail}" for hole in held.holes])
     yield ""
 
 
-def holes_table(holes: Iterable[tuple[HoleReport | ExplainedHole, str]]) -> Table:
-    """Return the table of holes, each with the reason why it is there."""
+def _state_text(held: StoredHoles | ExplainedSubscription) -> str:
+    backlog = "unknown" if held.backlog is None else f"{held.backlog:,}"
+    return (
+        f"mark-delete {held.mark_delete}, backlog {backlog}, {counted(held.range_count, 'range')} "
+        f"in {counted(held.record_bytes, 'byte')}, {counted(held.hole_count, 'hole')}"
+    )
+
+
+def _holes_text(held: StoredHoles | ExplainedSubscription, whys: Sequence[str]) -> Iterator[Table | str]:
+    """Yield the table of holes, each with the reason why it is there."""
     table = new_table(
         "first", "last", "entries", "age", "costs\nbytes", "frees\nbytes", "frees\nranges", "mark-delete\nmoves", "why"
     )  # fmt: skip
-    for hole, why in holes:
+    holes: Sequence[HoleReport | ExplainedHole] = held.holes
+    for hole, why in zip(holes, whys, strict=True):
         numbers = (hole.cost_bytes, hole.freed_bytes, hole.freed_ranges, hole.mark_delete_advance)
-        table.add_row(
-            str(hole.first),
-            str(hole.last),
-            f"{hole.entry_count:,}",
-            "-" if hole.age_ms is None else _duration(hole.age_ms),
-            *(f"{number:,}" for number in numbers),
-            why,
-        )
-    return table
+        age = "-" if hole.age_ms is None else _duration(hole.age_ms)
+        counts = (f"{number:,}" for number in numbers)
+        table.add_row(str(hole.first), str(hole.last), f"{hole.entry_count:,}", age, *counts, why)
+    if holes:
+        yield table
+    if held.hole_count > len(holes):
+        yield f"{held.hole_count - len(holes):,} more (--top)"
 
 
 def _duration(duration_ms: int) -> str:
@@ -183,12 +179,6 @@ def _duration(duration_ms: int) -> str:
         parts.append((number, name))
     largest = next((at for at, (number, _) in enumerate(parts) if number), len(parts) - 1)
     return " ".join(f"{number:,} {name}" for number, name in parts[largest : largest + 2] if number) or "0 ms"
-
-
-class _TopicExplanation(NamedTuple):
-    topic: str
-    now_ms: int
-    subscription: ExplainedSubscription
 
 
 def _explain_live(
@@ -204,19 +194,15 @@ def _explain_live(
 ) -> str | None:
     """Print the holes of a broker's open subscriptions; of a broker of Pulsar, return its metadata store instead."""
     query = {"top": str(top)} | ({} if now_ms is None else {"nowMs": str(now_ms)})
-    found: list[_TopicExplanation] = []
-    missing: list[Unread] = []
-    with opened_admin(url, token_file, trust_cert_path=trust_cert_path) as admin:
-        from ackstate.analysis.pulsar.sources import LiveBroker, Unread
+    topics = None if topic is None else [topic]
+    with opened_broker(url, token_file, trust_cert_path=trust_cert_path, topics=topics) as source:
+        from ackstate.analysis.admin.internal_stats import ExplainedTopic
+        from ackstate.analysis.pulsar.sources import request_all
 
-        source = LiveBroker(admin, topics=[] if topic is None else [topic])
-        topics, unlisted = source.listing()
-        for each in topics:
-            try:
-                found += _explained(admin, each, query)
-            except AckStateError as error:
-                missing.append(Unread("topic", each, error))
-    if missing and len(missing) == len(topics):
+        listed, unlisted = source.listing()
+        resource = f"explain?{urlencode(query)}"
+        found, missing = request_all("topic", listed, lambda each: source.ask(ExplainedTopic, each, resource))
+    if missing and not found:
         if source.cursor_properties is None or any(each.reason != "gone" for each in missing):
             raise missing[0].error
         if not source.settings.metadata_url:
@@ -226,51 +212,29 @@ def _explain_live(
             )
         return source.settings.metadata_url
     missing = [*unlisted, *missing]
-    chosen = [each for each in found if subscription in {None, each.subscription.subscription}]
+    opened = [(topic, each) for topic, answer in found.items() for each in answer.subscriptions]
+    chosen = [(topic, each) for topic, each in opened if subscription in {None, each.subscription}]
     if not chosen and subscription is not None:
-        names = ", ".join(f"{each.subscription.subscription!r} of {each.topic!r}" for each in found) or "none"
+        names = ", ".join(f"{each.subscription!r} of {topic!r}" for topic, each in opened) or "none"
         raise AckStateError(f"{url} has no open subscription {subscription!r}; its subscriptions are: {names}")
     if json:
-        console.write_json(_json(url, chosen, missing, now_ms=now_ms))
+        present_ms = max((found[topic].now_ms for topic, _ in chosen), default=0) if now_ms is None else now_ms
+        cursors = [{"topic": topic, "status": "ok", "problems": []} | each.model_dump() for topic, each in chosen]
+        unread = [each.to_json() for each in missing]
+        console.write_json({"store": url, "now_ms": present_ms, "cursors": cursors, "missing": unread})
     else:
-        console.show(*_text(chosen, missing))
+        for name, each in chosen:
+            console.show(*_open_text(name, each))
+        console.show(*map(str, missing), counted(len(chosen), "cursor"))
     if missing:
         raise typer.Exit(1)
     return None
 
 
-def _explained(admin: PulsarAdmin, topic: str, query: dict[str, str]) -> Iterator[_TopicExplanation]:
-    from ackstate.analysis.admin.internal_stats import ExplainedTopic
-    from ackstate.analysis.pulsar.internal_stats import read_object
-
-    answer = read_object(
-        ExplainedTopic, admin.get(f"{topic_path(topic)}/explain?{urlencode(query)}"), what=f"{topic}: explain"
-    )
-    return (_TopicExplanation(topic, answer.now_ms, each) for each in answer.subscriptions)
-
-
-def _json(
-    url: str, found: Sequence[_TopicExplanation], missing: Sequence[Unread], *, now_ms: int | None
-) -> dict[str, Any]:
-    present_ms = max((each.now_ms for each in found), default=0) if now_ms is None else now_ms
-    cursors = [{"topic": topic, "status": "ok", "problems": []} | each.model_dump() for topic, _, each in found]
-    unread = [each.to_json() for each in missing]
-    return {"store": url, "now_ms": present_ms, "cursors": cursors, "missing": unread}
-
-
-def _text(found: Sequence[_TopicExplanation], missing: Sequence[Unread]) -> Iterator[Table | str]:
-    for topic, _, each in found:
-        yield f"{topic}, {each.subscription}: {each.type}"
-        yield (
-            f"mark-delete {each.mark_delete}, backlog {each.backlog:,}, {counted(each.range_count, 'range')} in "
-            f"{counted(each.record_bytes, 'byte')}, {counted(each.hole_count, 'hole')}; "
-            f"{counted(each.redelivery_if_crashed, 'acked message')} redelivered if it crashed now"
-        )
-        yield from (f"  blocked: {block.detail}" for block in each.blocked)
-        if each.holes:
-            yield holes_table((hole, hole.detail) for hole in each.holes)
-        if each.hole_count > len(each.holes):
-            yield f"{each.hole_count - len(each.holes):,} more (--top)"
-        yield ""
-    yield from map(str, missing)
-    yield counted(len(found), "cursor")
+def _open_text(topic: str, held: ExplainedSubscription) -> Iterator[Table | str]:
+    yield f"{topic}, {held.subscription}: {held.type}"
+    lost = counted(held.redelivery_if_crashed, "acked message")
+    yield f"{_state_text(held)}; {lost} redelivered if it crashed now"
+    yield from (f"  blocked: {block.detail}" for block in held.blocked)
+    yield from _holes_text(held, [hole.detail for hole in held.holes])
+    yield ""

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.ack_state_file import ExportedCursor
     from ackstate.analysis.pulsar.import_through_broker import ImportedCursor
     from ackstate.analysis.pulsar.judgement import Judgement
@@ -87,7 +87,7 @@ RequestRateOption: TypeAlias = Annotated[
 
 
 @contextmanager
-def opened_admin(
+def opened_broker(
     url: str,
     token_file: Path | None,
     token_hosts: Sequence[str] | None = None,
@@ -96,14 +96,16 @@ def opened_admin(
     timeout: Duration = Duration(60_000),
     answer_mib_max: int = ANSWER_MIB,
     requests_per_second: float = 0,
-) -> Iterator[PulsarAdmin]:
-    """Open connections to the server that the options name; without a limit of requests if that is 0."""
+    **chosen: Sequence[str] | None,
+) -> Iterator[LiveBroker]:
+    """Open connections to the server that the options name, for the `topics`, `namespaces` and `tenants` chosen."""
     token = read_token(token_file) if token_file else ""
     server = AdminServer(url, token, timeout.seconds, trust_cert_path, answer_bytes_max=answer_mib_max * 1024 * 1024)
     from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.sources import LiveBroker
 
     with PulsarAdmin(server, token_hosts=token_hosts or [], requests_per_second=requests_per_second) as admin:
-        yield admin
+        yield LiveBroker(admin, **{name: names or [] for name, names in chosen.items()})
 
 
 def snapshot(
@@ -136,14 +138,10 @@ def snapshot(
     Exit status: 0, 1 if a topic, namespace or tenant could not be read, 2 if
     none could.
     """
-    connections = opened_admin(
+    with opened_broker(
         url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
-        answer_mib_max=answer_mib_max,
-    )  # fmt: skip
-    with connections as admin:
-        from ackstate.analysis.pulsar.sources import LiveBroker
-
-        source = LiveBroker(admin, topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
+        answer_mib_max=answer_mib_max, topics=topic, namespaces=namespace, tenants=tenant,
+    ) as source:  # fmt: skip
         look = _looked(source, metadata)
     if json:
         console.write_json(_json(look, top=top))
@@ -163,29 +161,19 @@ class _Look(NamedTuple):
 def _looked(source: LiveBroker, metadata: str | None) -> _Look:
     from ackstate.analysis.pulsar.durable import reader_of
     from ackstate.analysis.pulsar.judgement import by_name, judge_topic, most_redelivered_first
-    from ackstate.analysis.pulsar.sources import Unread, request_all
+    from ackstate.analysis.pulsar.sources import request_all
 
     topics, unlisted = source.listing()
     reader, why_not = reader_of(metadata, source.settings.metadata_url)
     with console.progress() as progress, reader or nullcontext():
-        task = progress.add_task("looking at topics", total=len(topics))
-
-        def judged(topic: str) -> list[Judgement]:
-            return judge_topic(topic, source, reader, unread=why_not)
-
-        outcomes = request_all(topics, judged, done=lambda: progress.advance(task))
-    found: list[Judgement] = []
-    missing: list[Unread] = []
-    for topic, outcome in outcomes.items():
-        if isinstance(outcome, AckStateError):
-            missing.append(Unread("topic", topic, outcome))
-        else:
-            found += outcome
-    if missing and len(missing) == len(topics):
+        judged = partial(judge_topic, source=source, reader=reader, unread=why_not)
+        shown = partial(progress.advance, progress.add_task("looking at topics", total=len(topics)))
+        found, missing = request_all("topic", topics, judged, done=shown)
+    if missing and not found:
         raise missing[0].error
     unread = sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
     read = metadata or source.settings.metadata_url if reader else ""
-    return _Look(most_redelivered_first(found), unread, read, why_not)
+    return _Look(most_redelivered_first(chain(*found.values())), unread, read, why_not)
 
 
 def _json(look: _Look, *, top: int | None = None) -> dict[str, Any]:
@@ -345,32 +333,24 @@ def exporter(
     subscriptions = _compiled("--subscription-regex", subscription_regex)
 
     from ackstate.analysis.pulsar.durable import reader_of
-    from ackstate.analysis.pulsar.exporter import Collector, ExporterCollector, ExporterSettings, run_exporter
-    from ackstate.analysis.pulsar.sources import LiveBroker
+    from ackstate.analysis.pulsar.exporter import Collector, run_exporter
 
     with ExitStack() as held:
-        admins, collectors = {}, {}
+        collectors = {}
         for name, url in clusters.items():
             file = tokens.get(name)
-            admins[name] = held.enter_context(
-                opened_admin(
+            source = held.enter_context(
+                opened_broker(
                     url, None if file is None else path_argument(file), token_host, timeout=request_timeout,
                     trust_cert_path=tls_trust_cert_path, answer_mib_max=answer_mib_max,
-                    requests_per_second=requests_per_second,
+                    requests_per_second=requests_per_second, topics=topic, namespaces=namespace, tenants=tenant,
                 )
             )  # fmt: skip
-            source = LiveBroker(admins[name], topics=topic or [], namespaces=namespace or [], tenants=tenant or [])
             collector = Collector(
                 source, partial(reader_of, stores.get(name)), topics=topics, subscriptions=subscriptions
             )
             collectors[name] = held.enter_context(closing(collector))
-        run_exporter(
-            collectors,
-            ExporterCollector({name: partial(getattr, each, "request_count") for name, each in admins.items()}),
-            ExporterSettings(host, port, every.seconds),
-            announce=console.show,
-            complain=console.complain,
-        )
+        run_exporter(collectors, (host, port), every_s=every.seconds, announce=console.show, complain=console.complain)
 
 
 def _named_clusters(urls: Sequence[str]) -> dict[str, str]:
@@ -459,15 +439,13 @@ def record(
     from ackstate.analysis.pulsar.trace_directory import TraceDirectory, check_place
 
     check_place(trace)
-    with opened_admin(
+    with opened_broker(
         url, token_file, token_host, timeout=request_timeout, trust_cert_path=tls_trust_cert_path,
-        answer_mib_max=answer_mib_max, requests_per_second=requests_per_second,
-    ) as admin:  # fmt: skip
+        answer_mib_max=answer_mib_max, requests_per_second=requests_per_second, namespaces=namespace, tenants=tenant,
+    ) as source:  # fmt: skip
         from ackstate.analysis.pulsar.durable import reader_of
         from ackstate.analysis.pulsar.recorder import ClusterRecorder
-        from ackstate.analysis.pulsar.sources import LiveBroker
 
-        source = LiveBroker(admin, namespaces=namespace or [], tenants=tenant or [])
         source.look_at_broker()
         if source.cursor_properties is None:
             raise AckStateError(
@@ -531,7 +509,7 @@ def _line(state: Recorded) -> str:
     )
 
 
-_TIMEOUT_S = 60.0
+_HEADINGS = {"range_count": "ranges", "acked_above": "acked above", "batch_count": "batches"}
 
 
 def export(
@@ -550,19 +528,17 @@ def export(
 
     Exit status: 0, 2 if the cluster or a cursor cannot be read.
     """
-    from ackstate.analysis.pulsar.ack_state_file import AckStateFile, write_ack_states
-    from ackstate.analysis.pulsar.export import exported_cursors
+    from ackstate.analysis.pulsar.ack_state_file import AckStateFile, exported_cursors, write_ack_states
 
     name = checked_topic(topic)
     with closing(opened_cluster(url)) as cluster:
         cursors = exported_cursors(cluster, name, subscriptions=subscription or [])
     size_bytes = write_ack_states(file, AckStateFile(url, time.time_ns() // 1_000_000, tuple(cursors)))
+    exported = [*map(_exported_json, cursors)]
     if json:
-        console.write_json(
-            {"file": str(file), "bytes": size_bytes, "cursors": [_exported_json(each) for each in cursors]}
-        )
+        console.write_json({"file": str(file), "bytes": size_bytes, "cursors": exported})
         return
-    console.show(_exported_table(cursors))
+    console.show(_cursors_table(exported, "range_count", "acked_above", "batch_count"))
     console.show(f"{counted(len(cursors), 'cursor')} in {counted(size_bytes, 'byte')}")
 
 
@@ -612,48 +588,30 @@ def import_(
         raise typer.BadParameter("--as must not be empty")
     if as_subscription is not None and len({each.subscription for each in chosen}) > 1:
         raise typer.BadParameter("--as needs one subscription: choose it with --subscription")
+    from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.import_through_broker import checked, connected, import_through_broker
+    from ackstate.analysis.pulsar.sources import LiveBroker
+
     token = read_token(token_file) if token_file else ""
-    imported = _through_broker(
-        url, chosen, as_subscription, token=token, trust_cert_path=tls_trust_cert_path, check=check
-    )
+    server = None if check is None else AdminServer(check, token, trust_cert_path=tls_trust_cert_path)
+    with connected(url, token=token, trust_cert_path=tls_trust_cert_path) as client:
+        imported = [
+            import_through_broker(client, each, topic=each.topic, subscription=as_subscription or each.subscription)
+            for each in chosen
+        ]
+    if server is not None:
+        with PulsarAdmin(server) as admin:
+            source = LiveBroker(admin)
+            imported = [checked(source, cursor, outcome) for cursor, outcome in zip(chosen, imported, strict=True)]
+    outcomes = [*map(_imported_json, imported)]
     if json:
-        console.write_json({"cursors": [_imported_json(each) for each in imported]})
+        console.write_json({"cursors": outcomes})
     else:
-        console.show(_imported_table(imported))
+        console.show(_cursors_table(outcomes, "range_count", "batch_count"))
         remarks = [f"{each.topic}, {each.subscription}: {text}" for each in imported for text in each.remarks]
         console.show(*remarks, counted(len(imported), "cursor"))
     if any(each.missing_acks for each in imported):
         raise typer.Exit(1)
-
-
-def _through_broker(
-    url: str,
-    cursors: Sequence[ExportedCursor],
-    name: str | None,
-    *,
-    token: str,
-    trust_cert_path: str,
-    check: str | None,
-) -> list[ImportedCursor]:
-    from ackstate.analysis.pulsar.import_through_broker import connected, import_through_broker
-
-    admin = None if check is None else AdminServer(check, token, _TIMEOUT_S, trust_cert_path)
-    with connected(url, token=token, trust_cert_path=trust_cert_path) as client:
-        imported = [
-            import_through_broker(client, each, topic=each.topic, subscription=name or each.subscription)
-            for each in cursors
-        ]
-    return imported if admin is None else _checked(admin, cursors, imported)
-
-
-def _checked(
-    server: AdminServer, cursors: Sequence[ExportedCursor], imported: Sequence[ImportedCursor]
-) -> list[ImportedCursor]:
-    from ackstate.analysis.admin_client import PulsarAdmin
-    from ackstate.analysis.pulsar.import_through_broker import checked
-
-    with PulsarAdmin(server) as admin:
-        return [checked(admin, cursor, outcome) for cursor, outcome in zip(cursors, imported, strict=True)]
 
 
 def _chosen(
@@ -683,28 +641,15 @@ def _exported_json(cursor: ExportedCursor) -> dict[str, Any]:
     }
 
 
-def _exported_table(cursors: Sequence[ExportedCursor]) -> Table:
-    table = new_table("topic", "subscription", "mark-delete", "ranges", "acked above", "batches")
-    for each in cursors:
-        found = _exported_json(each)
-        numbers = (f"{found[name]:,}" for name in ("range_count", "acked_above", "batch_count"))
-        table.add_row(each.topic, each.subscription, found["mark_delete"], *numbers)
-    return table
-
-
 def _imported_json(cursor: ImportedCursor) -> dict[str, Any]:
     mark_delete = None if cursor.mark_delete is None else str(cursor.mark_delete)
     return asdict(cursor) | {"mark_delete": mark_delete, "remarks": list(cursor.remarks)}
 
 
-def _imported_table(cursors: Sequence[ImportedCursor]) -> Table:
-    table = new_table("topic", "subscription", "mark-delete", "ranges", "batches")
+def _cursors_table(cursors: Iterable[Mapping[str, Any]], *numbers: str) -> Table:
+    """Return the table of some of the keys in the JSON of cursors."""
+    table = new_table("topic", "subscription", "mark-delete", *(_HEADINGS[name] for name in numbers))
     for each in cursors:
-        found = _imported_json(each)
-        table.add_row(
-            each.topic,
-            each.subscription,
-            found["mark_delete"] or "-",
-            *("-" if found[name] is None else f"{found[name]:,}" for name in ("range_count", "batch_count")),
-        )
+        counts = ("-" if each[name] is None else f"{each[name]:,}" for name in numbers)
+        table.add_row(each["topic"], each["subscription"], each["mark_delete"] or "-", *counts)
     return table

@@ -9,8 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, final
@@ -69,7 +68,6 @@ class CursorGoneError(AckStateError):
 class _Cursor:
     """What earlier reads have left of a cursor."""
 
-    lock: Lock = field(default_factory=Lock)  # held while it is read
     tail: Tail | None = None  # of the ledger that its record named
     content: CursorState | None = None  # in the last entry, or None if that was not decoded
     content_of: tuple[int, int, int] = (ABSENT, ABSENT, ABSENT)  # that ledger and entry, and the version of the log
@@ -77,7 +75,7 @@ class _Cursor:
 
 @final
 class DurableReader:
-    """Reads cursors, many at once. Threads may share it; each cursor is read by one of them at a time.
+    """Reads cursors, many at once. Threads may share it, but each cursor is for one of them at a time.
 
     The cursor ledgers stay open between reads: a later read of a cursor costs two requests if nothing was written.
     After a lost connection the next read connects again.
@@ -85,7 +83,6 @@ class DurableReader:
     Args:
         url: Where the metadata is: ``pulsar+zk://HOST:PORT`` or ``zk:HOST:PORT``, as `parse_pulsar_url`.
         class_path: Where BookKeeper's Java client is; None for the environment's.
-        call_timeout_s: How long a call waits for an answer.
         open_store: Opens the cluster instead of these.
 
     Raises:
@@ -99,10 +96,9 @@ class DurableReader:
         url: str,
         *,
         class_path: str | None = None,
-        call_timeout_s: float = 30.0,
         open_store: Callable[[], PulsarLayout] | None = None,
     ) -> None:
-        self._open_store = open_store or partial(_opened, url, class_path, call_timeout_s)
+        self._open_store = open_store or partial(_opened, url, class_path)
         self._opening = Lock()  # guards the next two while they change
         self._store = self._open_store()
         self._cursors: dict[Name, _Cursor] = {}
@@ -144,10 +140,7 @@ class DurableReader:
                 self._reconnect()
                 store = self._store
                 known = {name: self._cursors.setdefault(name, _Cursor()) for name in paths}
-            with ExitStack() as held:
-                for cursor in known.values():  # in the same order in every thread
-                    held.enter_context(cursor.lock)
-                return self._read(store, paths, known)
+            return self._read(store, paths, known)
         except StoreError:
             self._tried_s = time.monotonic()
             raise
@@ -220,10 +213,10 @@ def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
         return None, f"the broker's metadata store {found} cannot be read (--metadata): {error}"
 
 
-def _opened(url: str, class_path: str | None, call_timeout_s: float) -> PulsarLayout:
+def _opened(url: str, class_path: str | None) -> PulsarLayout:
     try:
         bookkeeper = BookKeeperOptions(class_path=class_path, jvm_options=_JVM_OPTIONS)
-        return open_cluster(url, only_reads=True, bookkeeper=bookkeeper, call_timeout_s=call_timeout_s)
+        return open_cluster(url, only_reads=True, bookkeeper=bookkeeper)
     except ImportError as error:
         raise StoreError(f"{error.name} is missing: install ackstate[bookkeeper]") from error
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -55,7 +56,7 @@ class Collection(NamedTuple):
 
 @final
 class Collector:
-    """Collects from one cluster; calls of `collect` must not overlap.
+    """Looks at one cluster, and keeps the latest look; calls of `collect` must not overlap.
 
     Args:
         source: The cluster.
@@ -80,32 +81,47 @@ class Collector:
         self.unread = ""
         """Why what is durable is not read; empty if it is."""
         self._owners: dict[str, str] = {}
+        self.latest: Collection | None = None
+        self.read_s = 0.0  # when the latest look ended that listed the topics
+        self.count = self.failure_count = 0
+
+    @property
+    def request_count(self) -> int:
+        """The requests sent to the cluster so far."""
+        return self._source.request_count
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the latest look could list the topics."""
+        return self.latest is not None and not self.latest.failure
 
     def collect(self) -> Collection:
         """Look at every topic once. A failure is part of the result, and does not raise."""
         begun_s = time.monotonic()
+        found = self._looked(begun_s)
+        found = found._replace(ended_s=time.time(), duration_s=time.monotonic() - begun_s)
+        self.count += 1
+        self.failure_count += bool(found.failure)
+        if not found.failure:
+            self.read_s = found.ended_s
+        self.latest = found
+        return found
+
+    def _looked(self, begun_s: float) -> Collection:
         try:
             listed, unlisted = self._source.listing()
-            topics = [*filter(self._topics.fullmatch, listed)]
             if self._reader is None and begun_s - self._tried_s >= READER_S:
                 self._reader, self.unread = self._open_reader(self._source.settings.metadata_url)
                 self._tried_s = begun_s
         except AckStateError as error:
-            return Collection(failure=str(error), ended_s=time.time(), duration_s=time.monotonic() - begun_s)
-        judgements: list[Judgement] = []
-        unread: Counter[str] = Counter({"": len(unlisted)} if unlisted else {})
-        for topic, found in request_all(topics, self._judged).items():
-            if isinstance(found, AckStateError):
-                unread[self._owners.get(topic, "")] += 1
-            else:
-                judgements += found
-                self._owners[topic] = next((each.owner for each in found if each.owner), "")
-        for topic in self._owners.keys() - set(topics):
-            del self._owners[topic]
-        return Collection(
-            judgements, len(topics), dict(unread), [*map(str, unlisted)],
-            ended_s=time.time(), duration_s=time.monotonic() - begun_s,
-        )  # fmt: skip
+            return Collection(failure=str(error))
+        topics = [*filter(self._topics.fullmatch, listed)]
+        found, missing = request_all("topic", topics, self._judged)
+        unread = Counter({"": len(unlisted)} if unlisted else {})
+        unread.update(self._owners.get(each.name, "") for each in missing)
+        owners = {topic: next((each.owner for each in judged if each.owner), "") for topic, judged in found.items()}
+        self._owners = {topic: owners.get(topic, self._owners.get(topic, "")) for topic in topics}
+        return Collection([*chain(*found.values())], len(topics), dict(unread), [*map(str, unlisted)])
 
     def close(self) -> None:
         """End the connections of the reader; no-op if there is none."""
@@ -120,57 +136,31 @@ class Collector:
 _LABELS = ("cluster", "namespace", "topic", "subscription", "broker")
 
 
-class _Gauge(NamedTuple):
-    """A number of each subscription; None is not exported."""
-
-    name: str
-    meaning: str
-    value: Callable[[Judgement], float | None]
-
-
 def _of_subscription(each: Judgement, value: float) -> float | None:
     """Return a value of a durable subscription, so that a sum has no cursors of the broker itself."""
     return float(value) if each.kind is Kind.SUBSCRIPTION else None
 
 
-_NUMBERS = (
-    _Gauge("ackstate_pulsar_redelivery_if_crashed", "Acked entries that are redelivered if the broker dies now; where "
-            "redelivery_is_exact is 0, at most.", lambda each: _of_subscription(each, each.most)),
-    _Gauge("ackstate_pulsar_redelivery_is_exact", "Whether that is exact: what is durable was read, and nothing was "
-            "acked meanwhile.", lambda each: each.comes_back and _of_subscription(each, each.comes_back.is_exact)),
-    _Gauge("ackstate_pulsar_redelivery_may_be_more", "Whether acked messages of partly acked batches may be "
-            "redelivered in addition.", lambda each: _of_subscription(each, each.may_have_batches)),
-    _Gauge("ackstate_pulsar_redelivery_if_unloaded", "Acked entries that are redelivered if the topic is unloaded "
-            "now, because a limit excludes them.", lambda each: _of_subscription(each, each.if_unloaded)),
-    _Gauge("ackstate_pulsar_acked_entries", "Acked entries above the mark-delete position.",
-            lambda each: len(each.acked.deleted)),
-    _Gauge("ackstate_pulsar_ack_ranges", "Ranges of acked entries above the mark-delete position.",
-            lambda each: each.range_count),
+# Name, meaning and value of the numbers of each subscription; None is not exported.
+_NUMBERS: tuple[tuple[str, str, Callable[[Judgement], float | None]], ...] = (
+    ("redelivery_if_crashed", "Acked entries that are redelivered if the broker dies now; where redelivery_is_exact is "
+        "0, at most.", lambda each: _of_subscription(each, each.most)),
+    ("redelivery_is_exact", "Whether that is exact: what is durable was read, and nothing was acked meanwhile.",
+        lambda each: each.comes_back and _of_subscription(each, each.comes_back.is_exact)),
+    ("redelivery_may_be_more", "Whether acked messages of partly acked batches may be redelivered in addition.",
+        lambda each: _of_subscription(each, each.may_have_batches)),
+    ("redelivery_if_unloaded", "Acked entries that are redelivered if the topic is unloaded now, because a limit "
+        "excludes them.", lambda each: _of_subscription(each, each.if_unloaded)),
+    ("acked_entries", "Acked entries above the mark-delete position.", lambda each: len(each.acked.deleted)),
+    ("ack_ranges", "Ranges of acked entries above the mark-delete position.", lambda each: each.range_count),
 )  # fmt: skip
-
-
-@final
-class _Cluster:
-    """What is exported of a cluster."""
-
-    def __init__(self, request_count: Callable[[], int]) -> None:
-        self.request_count = request_count
-        self.latest: Collection | None = None
-        self.read_s = 0.0  # when the latest collection ended that listed the topics
-        self.count = self.failure_count = 0
-
-    @property
-    def is_up(self) -> bool:
-        return self.latest is not None and not self.latest.failure
-
-
 # Name, meaning and value of the numbers of a cluster; without a value before its first look.
-_COUNTERS: tuple[tuple[str, str, Callable[[_Cluster], float]], ...] = (
-    ("requests", "Requests sent to the cluster since the start.", lambda each: each.request_count()),
+_COUNTERS: tuple[tuple[str, str, Callable[[Collector], float]], ...] = (
+    ("requests", "Requests sent to the cluster since the start.", lambda each: each.request_count),
     ("collections", "Looks at the cluster since the start.", lambda each: each.count),
     ("collections_failed", "Those that could not list the topics.", lambda each: each.failure_count),
 )
-_GAUGES: tuple[tuple[str, str, Callable[[_Cluster, Collection], float]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[Collector, Collection], float]], ...] = (
     ("up", "Whether the latest look could list the topics.", lambda each, _: each.is_up),
     ("collection_duration_seconds", "How long the latest look took.", lambda _, latest: latest.duration_s),
     ("collection_timestamp_seconds", "When the latest look ended that listed the topics.", lambda each, _: each.read_s),
@@ -180,28 +170,15 @@ _GAUGES: tuple[tuple[str, str, Callable[[_Cluster, Collection], float]], ...] = 
 
 @final
 class ExporterCollector(MetricsCollector):
-    """Exports the latest collection of each cluster. A scrape sends no request to a broker.
+    """Exports the latest look at each cluster, given by name. A scrape sends no request to a broker."""
 
-    Args:
-        request_counts: By name of the cluster, returns how many requests were sent to it.
-    """
-
-    def __init__(self, request_counts: Mapping[str, Callable[[], int]]) -> None:
-        self._clusters = {name: _Cluster(count) for name, count in request_counts.items()}
+    def __init__(self, clusters: Mapping[str, Collector]) -> None:
+        self._clusters = clusters
 
     @property
     def unready(self) -> list[str]:
         """The names of the clusters whose topics could not be listed, or not yet."""
         return [name for name, each in self._clusters.items() if not each.is_up]
-
-    def show(self, cluster: str, collection: Collection) -> None:
-        """Export a collection of a cluster from now on."""
-        mine = self._clusters[cluster]
-        mine.count += 1
-        mine.failure_count += bool(collection.failure)
-        if not collection.failure:
-            mine.read_s = collection.ended_s
-        mine.latest = collection
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
@@ -241,12 +218,11 @@ def _of_subscriptions(looks: Mapping[str, Collection]) -> Iterator[GaugeMetricFa
         ((cluster, namespace_of(each.topic), each.topic, each.subscription, each.owner), each)
         for cluster, latest in looks.items() for each in latest.judgements
     ]  # fmt: skip
-    for number in _NUMBERS:
-        family = GaugeMetricFamily(number.name, number.meaning, labels=_LABELS)
+    for name, meaning, value in _NUMBERS:
+        family = GaugeMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=_LABELS)
         for names, each in found:
-            value = number.value(each)
-            if value is not None:
-                family.add_metric(names, value)
+            if (number := value(each)) is not None:
+                family.add_metric(names, number)
         yield family
     family = GaugeMetricFamily(
         "ackstate_pulsar_limit_used_ratio", "Used share of a limit; 1 is the limit.", labels=(*_LABELS, "setting")
@@ -257,60 +233,48 @@ def _of_subscriptions(looks: Mapping[str, Collection]) -> Iterator[GaugeMetricFa
     yield family
 
 
-class ExporterSettings(NamedTuple):
-    """Where and how often."""
-
-    host: str  # The address to listen on
-    port: int  # The port; 0 is any free port
-    every_s: float  # Seconds between the starts of two collections; a longer one is followed by the next at once
-
-
 def run_exporter(
     collectors: Mapping[str, Collector],
-    metrics: ExporterCollector,
-    settings: ExporterSettings,
+    address: tuple[str, int],
     *,
+    every_s: float,
     announce: Callable[[str], None],
     complain: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; each cluster is looked at in a thread of its own."""
-    stopping, looked = threading.Event(), {name: threading.Event() for name in collectors}
-    failed: list[BaseException] = []
-    has_failed = threading.Event()
+    """Serve on a host and a port, 0 for any, until SIGINT or SIGTERM; each cluster is looked at in a thread of its own.
 
-    def run(name: str, collector: Collector) -> None:
-        try:
-            follow(name, collector)
-        except BaseException as error:
-            failed.append(error)
-            has_failed.set()
-        finally:
-            looked[name].set()
+    `every_s` is the time between the starts of two looks; a longer look is followed by the next at once.
+    """
+    stopping, ended, looked = threading.Event(), threading.Event(), {name: threading.Event() for name in collectors}
+    failed: list[BaseException] = []
 
     def follow(name: str, collector: Collector) -> None:
         shown: set[str] = set()
-        while not stopping.is_set():
-            collection = collector.collect()
-            metrics.show(name, collection)
-            reasons = [collection.failure] if collection.failure else [*collection.unlisted]
-            reasons += [collector.unread] if collector.unread else []
-            for reason in reasons:
-                if reason not in shown:
-                    complain(f"{name}: {reason}" if len(collectors) > 1 else reason)
+        try:
+            while not stopping.is_set():
+                found = collector.collect()
+                reasons = [*filter(None, (found.failure, *found.unlisted, collector.unread))]
+                for reason in reasons:
+                    if reason not in shown:
+                        complain(f"{name}: {reason}" if len(collectors) > 1 else reason)
+                looked[name].set()
+                shown = {*reasons}
+                stopping.wait(max(every_s - found.duration_s, 0.0))
+        except BaseException as error:
+            failed.append(error)
+        finally:
             looked[name].set()
-            shown = {*reasons}
-            stopping.wait(max(settings.every_s - collection.duration_s, 0.0))
+            ended.set()
 
-    threads = [threading.Thread(target=run, args=each, daemon=True) for each in collectors.items()]
-    with until_stopped(), _serving(metrics, settings) as port:
+    threads = [threading.Thread(target=follow, args=each, daemon=True) for each in collectors.items()]
+    with until_stopped(), _serving(ExporterCollector(collectors), *address) as place:
         for thread in threads:
             thread.start()
         for each in looked.values():
             each.wait()
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         if not failed:
-            announce(f"ackstate exporter on http://{host}:{port}/metrics")
-        has_failed.wait()
+            announce(f"ackstate exporter on http://{place}/metrics")
+        ended.wait()
     stopping.set()
     for thread in threads:
         # A request that is under way is not waited for.
@@ -325,9 +289,9 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 @contextmanager
-def _serving(metrics: ExporterCollector, settings: ExporterSettings) -> Iterator[int]:
-    """Serve in a thread while the block runs; yield the port."""
-    if not settings.host.strip():
+def _serving(metrics: ExporterCollector, host: str, port: int) -> Iterator[str]:
+    """Serve in a thread while the block runs; yield the host and the port."""
+    if not host.strip():
         raise AckStateError("the host must not be empty; for every address use 0.0.0.0 or ::")
     registry = CollectorRegistry()
     registry.register(metrics)
@@ -342,17 +306,17 @@ def _serving(metrics: ExporterCollector, settings: ExporterSettings) -> Iterator
         return [f"not listed: {', '.join(unready)}\n".encode() if unready else b"ok\n"]
 
     class Server(ThreadingWSGIServer):
-        address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     try:
-        server = make_server(settings.host, settings.port, answer, Server, _SilentHandler)
+        server = make_server(host, port, answer, Server, _SilentHandler)
     except OSError as error:
         reason = error.strerror or error
-        raise AckStateError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from error
+        raise AckStateError(f"cannot listen on {host} port {port}: {reason}") from error
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server.server_port
+        yield f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

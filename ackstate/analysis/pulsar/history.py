@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.ack_hole import unacked_in_holes
-from ackstate.analysis.pulsar.export import topics_of
+from ackstate.analysis.pulsar.ack_state_file import topics_of
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.entry_bitmap import firsts
 from ackstate.errors import AckStateError

@@ -16,9 +16,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ackstate.analysis.admin_client import topic_path, trusted_certificates
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, acked, read_object
-from ackstate.analysis.pulsar.redelivery import acked_in
+from ackstate.analysis.admin_client import trusted_certificates
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -27,8 +26,8 @@ from ackstate.topic_name import persistence_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ackstate.analysis.admin_client import PulsarAdmin
     from ackstate.analysis.pulsar.ack_state_file import ExportedCursor
+    from ackstate.analysis.pulsar.sources import LiveBroker
 
 
 _SCHEMES = frozenset(("pulsar", "pulsar+ssl"))
@@ -227,7 +226,7 @@ _LOOKS = 4
 
 
 def checked(
-    admin: PulsarAdmin, cursor: ExportedCursor, imported: ImportedCursor, *, pause_s: float = 0.5
+    source: LiveBroker, cursor: ExportedCursor, imported: ImportedCursor, *, pause_s: float = 0.5
 ) -> ImportedCursor:
     """Return the outcome of an import with the broker's numbers, and the acks that did not reach it.
 
@@ -237,8 +236,7 @@ def checked(
     for look in range(_LOOKS):
         if look:
             time.sleep(pause_s)
-        answer = admin.get(f"{topic_path(imported.topic)}/internalStats")
-        internals = read_object(TopicInternals, answer, what=f"{imported.topic}: internalStats")
+        internals = source.internals(imported.topic)
         found = internals.cursors.get(persistence_name(imported.subscription))
         if found is None:
             raise SnapshotError(f"{what}: the broker has no such subscription")

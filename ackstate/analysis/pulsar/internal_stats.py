@@ -7,11 +7,12 @@ ignored.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
+from pyroaring import BitMap
 
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
@@ -152,11 +153,27 @@ def _position(text: str, what: str) -> Position:
     return Position(max(int(found[1]), 0), int(found[2]))
 
 
+class Acks(Protocol):
+    """Acked entries, in memory or durable."""
+
+    @property
+    def mark_delete(self) -> Position: ...
+    @property
+    def deleted(self) -> DeletedRanges: ...
+
+
 class Acked(NamedTuple):
     """The acks in a broker's memory: every entry up to `mark_delete`, inclusive, and `deleted` above it."""
 
     mark_delete: Position
     deleted: DeletedRanges
+
+
+def acked_in(acks: Acks, ledger_id: int, count: int) -> BitMap:
+    """Return the acked entries of a ledger with a number of entries, or more: the broker counted them before."""
+    below = acks.mark_delete
+    end = count if ledger_id < below.ledger_id else below.entry_id + 1 if ledger_id == below.ledger_id else 0
+    return BitMap(range(end)) | acks.deleted.entries(ledger_id)
 
 
 def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> Acked:

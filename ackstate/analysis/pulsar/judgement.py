@@ -1,4 +1,8 @@
-"""Judges each subscription of a topic from looks at its broker, and at what is durable where that can be read."""
+"""Judges each subscription of a topic from looks at its broker, and at what is durable where that can be read.
+
+Redelivered if a broker dies are the entries that are acked in its memory and not durable. Entries are messages if there
+are no batches; a broker does not report partly acked batches.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
-from ackstate.analysis.pulsar import broker_settings
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, first_ranges
-from ackstate.analysis.pulsar.redelivery import ComesBack, at_most, exactly
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in, first_ranges
+from ackstate.analysis.pulsar.sources import MESSAGE_BYTES, PAUSE, UNPERSISTED_BYTES
 from ackstate.errors import AckStateError
 from ackstate.stores.base import ABSENT
 from ackstate.wire.pulsar import (
@@ -28,7 +31,6 @@ from ackstate.wire.pulsar import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.pulsar.broker_settings import BrokerSettings
     from ackstate.analysis.pulsar.durable import DurableReader
     from ackstate.analysis.pulsar.internal_stats import (
         Acked,
@@ -37,7 +39,71 @@ if TYPE_CHECKING:
         TopicInternals,
         TopicStats,
     )
-    from ackstate.analysis.pulsar.sources import LiveBroker
+    from ackstate.analysis.pulsar.sources import BrokerSettings, LiveBroker
+
+
+class ComesBack(NamedTuple):
+    """Acked entries that are redelivered: at least `low`, at most `high`, both inclusive."""
+
+    low: int
+    high: int
+    why: str
+    is_moving: bool = False  # whether something changed while the durable state was read
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether that is one number."""
+        return self.low == self.high
+
+
+def exactly(before: Acked, after: Acked, durable: DurableState, counts: Mapping[int, int]) -> ComesBack:
+    """Return the redelivered entries at the moment at which the durable state was read, between two looks at memory.
+
+    Args:
+        before: The acks in memory at the look before.
+        after: Those at the look after.
+        durable: What was read between.
+        counts: The entries of each existing ledger of the topic; entries of others cannot be redelivered.
+
+    Complexity: O(ledgers from the durable mark-delete on, and bytes of their acks).
+    """
+    low = high = 0
+    for ledger_id, count in _existing(counts, after, durable.mark_delete.ledger_id):
+        kept = acked_in(durable, ledger_id, count)
+        later = acked_in(after, ledger_id, count)
+        earlier = acked_in(before, ledger_id, count)
+        low += len((earlier & later) - kept)
+        high += len((earlier | later) - kept)
+    _, cursor_ledger, last = durable.version
+    place = (
+        f"entry {last} of cursor ledger {cursor_ledger}" if cursor_ledger >= 0 else "its record in the metadata store"
+    )
+    is_moving, why = low != high, f"acked in memory, and not in {place}"
+    if is_moving:
+        why += "; more was acked while it was read"
+    if durable.has_transactions and high:
+        low, why = 0, f"{why}; acks of committed transactions are restored from a log of their own"
+    return ComesBack(low, high, why, is_moving)
+
+
+def at_most(acked: Acked, counts: Mapping[int, int], reason: str, *, unlisted_count: int = 0) -> ComesBack:
+    """Return a bound for a cursor whose durable state is unknown for a reason: all that is acked and still exists.
+
+    `unlisted_count` is the number of entries that exist in ledgers that the counts lack: they may be acked.
+    """
+    existing = [*_existing(counts, acked)]
+    above = sum(len(acked.deleted.entries(ledger_id)) for ledger_id, _ in existing)
+    below = sum(len(acked_in(acked, ledger_id, count)) for ledger_id, count in existing) - above + unlisted_count
+    more = f", and {below:,} up to it that still exist" if below else ""
+    return ComesBack(0, above + below, f"every entry acked above the mark-delete{more}: {reason}")
+
+
+def _existing(counts: Mapping[int, int], acked: Acked, first_ledger_id: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield each existing ledger from one on, with its entries. One that is newer than the counts has acks alone."""
+    yield from ((ledger_id, count) for ledger_id, count in counts.items() if ledger_id >= first_ledger_id)
+    last = max(counts)
+    newer = {acked.mark_delete.ledger_id, *(ledger_id for ledger_id, _ in acked.deleted.bitmaps())}
+    yield from ((ledger_id, 0) for ledger_id in sorted(newer) if ledger_id > last)
 
 
 _ZOOKEEPER_BYTES_MAX = 0xFFFFF  # jute.maxbuffer, which a request passes with its path and headers
@@ -82,7 +148,7 @@ def _of_ranges(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -
         yield LimitUse(pulsar_conf.RANGES, "acked entries", len(acks.deleted), limit, None, advice)
         if settings.is_paused_by_ranges:
             advice = f"raise {pulsar_conf.RANGES}: above it dispatch pauses"
-            yield LimitUse(broker_settings.PAUSE, "ranges", ranges, limit, max(limit - ranges, 0), advice)
+            yield LimitUse(PAUSE, "ranges", ranges, limit, max(limit - ranges, 0), advice)
     metadata = settings.metadata_range_count_max
     advice = "nothing is lost: with more ranges a closing cursor writes to its ledger, not to the metadata store"
     yield LimitUse(pulsar_conf.METADATA_RANGES, "ranges", ranges, metadata, max(metadata - ranges, 0), advice)
@@ -95,7 +161,7 @@ def _of_bytes(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) ->
     is_list = settings.form is RangeForm.LIST
     advice = f"raise it on brokers and bookies{_or_words(settings) if is_list else ''}"
     left = _holes_left(limit - record, acks) if is_list else None
-    yield LimitUse(broker_settings.MESSAGE_BYTES, "bytes of the cursor record", record, limit, left, advice)
+    yield LimitUse(MESSAGE_BYTES, "bytes of the cursor record", record, limit, left, advice)
     if settings.metadata_url:
         fallback = CursorInfo(-1, acks.mark_delete, acks.deleted, properties=dict(cursor.properties))
         size = len(encode_cursor_info(fallback, limits=settings.limits))
@@ -106,8 +172,8 @@ def _of_bytes(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) ->
     if gate is not None and gate > 0:
         left = _holes_left(gate - acks.deleted.record_bytes, acks)
         advice = "raise it, or write more often: at most this much is not durable"
-        name = broker_settings.UNPERSISTED_BYTES
-        yield LimitUse(name, "bytes of ranges, if none is durable", acks.deleted.record_bytes, gate, left, advice)
+        used = acks.deleted.record_bytes
+        yield LimitUse(UNPERSISTED_BYTES, "bytes of ranges, if none is durable", used, gate, left, advice)
 
 
 def _or_words(settings: BrokerSettings) -> str:
@@ -254,23 +320,21 @@ def by_name(name: str) -> list[tuple[str, int, str]]:
 
 def totals(judgements: Iterable[Judgement]) -> list[dict[str, Any]]:
     """Return the sums over the subscriptions of each broker, because all of its topics die with it."""
-    groups: dict[str, list[Judgement]] = defaultdict(list)
+    groups: dict[str, list[tuple[ComesBack, bool]]] = defaultdict(list)
     for each in judgements:
         if each.comes_back is not None and each.kind is Kind.SUBSCRIPTION:
-            groups[each.owner].append(each)
-    return [_total(owner, groups[owner]) for owner in sorted(groups)]
-
-
-def _total(owner: str, durable: Sequence[Judgement]) -> dict[str, Any]:
-    bounds = [each.comes_back for each in durable if each.comes_back is not None]
-    return {
-        "owner": owner or None,
-        "subscriptions": len(durable),
-        "comes_back": sum(bound.high for bound in bounds),
-        "at_least": sum(bound.low for bound in bounds),
-        "is_exact": all(bound.is_exact for bound in bounds),
-        "may_have_batches": any(each.may_have_batches for each in durable),
-    }
+            groups[each.owner].append((each.comes_back, each.may_have_batches))
+    return [
+        {
+            "owner": owner or None,
+            "subscriptions": len(found),
+            "comes_back": sum(back.high for back, _ in found),
+            "at_least": sum(back.low for back, _ in found),
+            "is_exact": all(back.is_exact for back, _ in found),
+            "may_have_batches": any(may_have_batches for _, may_have_batches in found),
+        }
+        for owner, found in sorted(groups.items())
+    ]
 
 
 _COMPACTION, _BROKERS_PREFIX = "__compaction", "pulsar."  # pulsar.dedup, pulsar.repl.CLUSTER

@@ -1,7 +1,8 @@
 """Polls all topics of a cluster at a steady pace, and records their events until it is stopped.
 
 A poll reads both sides of each cursor: the acks in the broker's memory from the admin interface, and the durable state
-from the metadata store and the cursor ledger.
+from the metadata store and the cursor ledger. They become events of a trace at the time of the poll that first shows
+them: after the events of a poll, the acked entries of the trace that are not durable are those of the poll.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 from urllib.parse import unquote_plus
 
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll, existing_entries
+from pyroaring import BitMap
+
 from ackstate.analysis.pulsar.durable import CursorGoneError
-from ackstate.analysis.pulsar.internal_stats import acked
+from ackstate.analysis.pulsar.internal_stats import acked, acked_in
 from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.entry_bitmap import runs_of
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ackstate.analysis.pulsar.cursor_follower import Entries
     from ackstate.analysis.pulsar.durable import DurableReader
-    from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats
+    from ackstate.analysis.pulsar.internal_stats import Acks, TopicInternals, TopicStats
     from ackstate.analysis.pulsar.sources import Listing, LiveBroker, Unread
     from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 
@@ -183,7 +185,7 @@ class ClusterRecorder:
         end_s = None if for_s is None else time.monotonic() + for_s
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            self._follow(self._list())
+            self._follow(*self._list())
             self._end_missing()
             listing: Future[Listing] | None = None
             listed_s, shown_s = time.monotonic(), 0.0
@@ -224,14 +226,14 @@ class ClusterRecorder:
 
     def _take_listing(self, listing: Future[Listing]) -> None:
         try:
-            self._follow(listing.result())
+            self._follow(*listing.result())
         except AckStateError as error:
             self._last_failure = str(error)
 
-    def _follow(self, listing: Listing) -> None:
+    def _follow(self, topics: Sequence[str], unlisted: Sequence[Unread]) -> None:
         """Poll the matching topics from now on, and no others, except those that could not be listed."""
-        wanted = {topic for topic in listing.topics if not self._glob or matches(topic, self._glob)}
-        self._unlisted = [each for each in listing.unread if may_match_below(each.name, self._glob)]
+        wanted = {topic for topic in topics if not self._glob or matches(topic, self._glob)}
+        self._unlisted = [each for each in unlisted if may_match_below(each.name, self._glob)]
         for topic in sorted(wanted - self._topics.keys()):
             self._poll_from_now(topic)
         for topic, follower in self._topics.items():
@@ -321,6 +323,144 @@ class ClusterRecorder:
         self._take_done()
         self._trace.finish_hour()
         self._hour = hour
+
+
+Entries = dict[int, BitMap]
+"""Entries by ledger."""
+
+
+class CursorPoll(NamedTuple):
+    """A cursor at one moment."""
+
+    ts_ms: int
+    counts: Mapping[int, int]  # entries of each existing ledger of the topic
+    acked: Entries  # existing entries that are acked in the broker's memory
+    durable: Entries  # existing entries that are durable, read after these
+    version: tuple[int, ...]  # of the durable state
+    cursor_ledger: int = -1  # that the broker writes to; -1 if it has not written since the topic was loaded
+    published: int = 0  # entries since the topic was loaded
+    is_after_failure: bool = False  # the attempt to poll before this one failed
+
+
+@final
+class CursorFollower:
+    """Follows one cursor, poll by poll.
+
+    Args:
+        acked: The entries that the trace has as acked.
+        is_new: Whether the trace has no event of the cursor.
+    """
+
+    def __init__(self, acked: Mapping[int, BitMap] | None = None, *, is_new: bool = True) -> None:
+        self._acked: Entries = dict(acked or {})
+        self._undurable: Entries = {}  # of these
+        self._read: Entries = {}  # as durable, at the last poll
+        self._is_new = is_new
+        self._before: CursorPoll | None = None
+        self._persists = 0
+
+    def follow(self, poll: CursorPoll) -> list[Event]:
+        """Return the events since the last poll, in order.
+
+        Complexity: O(size of the bitmaps).
+        """
+        # An entry that has become durable since the last poll is acked. But the record of a seek still has the acks
+        # that the seek takes back: they are durable, and not acked.
+        acked = union(poll.acked, minus(poll.durable, self._read))
+        self._read = poll.durable
+        poll = poll._replace(acked=acked, durable=minus(poll.durable, minus(poll.durable, acked)))
+        before, self._before = self._before, poll
+        # Entries of ledgers that no longer exist cannot be redelivered.
+        self._acked, self._undurable = (
+            {each: bitmap for each, bitmap in entries.items() if each in poll.counts}
+            for entries in (self._acked, self._undurable)
+        )
+        events = [*(self._opened(poll) if before is None else self._continued(before, poll))]
+        self._acked, self._undurable = poll.acked, minus(poll.acked, poll.durable)
+        return events
+
+    def ended(self, now_ms: int) -> list[Event]:
+        """Return the events of a cursor that is gone: nothing is acked. `follow` must not be called again."""
+        if not self._acked and self._before is None:
+            return []
+        return [Event(now_ms, EventKind.RESET), *_named(now_ms, EventKind.REDELIVER, self._acked)]
+
+    def _opened(self, poll: CursorPoll) -> Iterator[Event]:
+        """Yield the state at the first poll, which is not of the traffic: what is durable was acked before."""
+        found, gone = minus(poll.durable, self._acked), minus(self._acked, poll.durable)
+        opening = EventKind.RECOVER if self._is_new else EventKind.RESET
+        yield from _named(poll.ts_ms, opening, found)
+        if not found and self._acked:
+            yield Event(poll.ts_ms, opening)
+        yield from _named(poll.ts_ms, EventKind.REDELIVER, gone)
+        yield from _named(poll.ts_ms, EventKind.ACK, minus(poll.acked, poll.durable))
+
+    def _continued(self, before: CursorPoll, poll: CursorPoll) -> Iterator[Event]:
+        is_written = poll.version != before.version
+        gone, lost = minus(self._acked, poll.acked), minus(self._acked, poll.durable)
+        # A cursor ledger that is not the last is of another load, or its successor.
+        may_be_loaded = poll.is_after_failure or -1 < before.cursor_ledger != poll.cursor_ledger
+        is_loaded = poll.published < before.published or before.cursor_ledger >= 0 > poll.cursor_ledger
+        if not is_loaded:
+            lost = gone if may_be_loaded else {}
+        if lost:
+            if lost != self._undurable:
+                yield from self._persist(poll.ts_ms, lost)
+            is_written = False
+            yield Event(poll.ts_ms, EventKind.CRASH)
+            yield Event(poll.ts_ms, EventKind.RECOVER)
+        elif gone:
+            lost = gone
+            yield Event(poll.ts_ms, EventKind.RESET)
+        if lost:
+            yield from _named(poll.ts_ms, EventKind.REDELIVER, lost)
+            self._acked, self._undurable = minus(self._acked, lost), {}
+        yield from self._new(poll, is_written=is_written)
+
+    def _new(self, poll: CursorPoll, *, is_written: bool) -> Iterator[Event]:
+        new, excluded = minus(poll.acked, self._acked), minus(self._acked, poll.durable)
+        later = minus(new, poll.durable)
+        durable = minus(new, later)
+        yield from _named(poll.ts_ms, EventKind.ACK, durable)
+        if is_written or durable or excluded != self._undurable:
+            yield from self._persist(poll.ts_ms, excluded)
+        yield from _named(poll.ts_ms, EventKind.ACK, later)
+
+    def _persist(self, ts_ms: int, excluded: Entries) -> Iterator[Event]:
+        """Yield that all acks so far are durable, except some."""
+        self._persists += 1
+        displaced = minus(excluded, self._undurable)
+        yield Event(ts_ms, EventKind.PERSIST_BEGUN, number=self._persists)
+        yield from _named(ts_ms, EventKind.CUT_OFF, minus(excluded, displaced))
+        yield from _named(ts_ms, EventKind.DISPLACED, displaced)
+        yield Event(ts_ms, EventKind.PERSIST_ENDED, number=self._persists)
+
+
+def existing_entries(counts: Mapping[int, int], acks: Acks) -> Entries:
+    """Return the acked entries that existing ledgers have."""
+    found = {ledger_id: acked_in(acks, ledger_id, count) for ledger_id, count in counts.items()}
+    for ledger_id, bitmap in found.items():
+        bitmap.remove_range(counts[ledger_id], 1 << 32)
+    return {ledger_id: bitmap for ledger_id, bitmap in found.items() if bitmap}
+
+
+def union(these: Mapping[int, BitMap], those: Mapping[int, BitMap]) -> Entries:
+    """Return the entries of two sets."""
+    return {each: these.get(each, BitMap()) | those.get(each, BitMap()) for each in {*these, *those}}
+
+
+def minus(these: Mapping[int, BitMap], those: Mapping[int, BitMap]) -> Entries:
+    """Return the entries of one set that another one lacks."""
+    left = {ledger_id: bitmap - those.get(ledger_id, BitMap()) for ledger_id, bitmap in these.items()}
+    return {ledger_id: bitmap for ledger_id, bitmap in left.items() if bitmap}
+
+
+def _named(ts_ms: int, kind: EventKind, entries: Mapping[int, BitMap]) -> Iterator[Event]:
+    """Yield an event for each run, in order."""
+    for ledger_id in sorted(entries):
+        firsts, lasts = runs_of(entries[ledger_id])
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            yield Event(ts_ms, kind, ledger_id, first, last)
 
 
 STATS_MS = 60_000

@@ -1,25 +1,127 @@
-"""A broker's answers over its admin interface."""
+"""A broker's answers over its admin interface, and its settings that affect redelivery after a crash."""
 
 from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, final
 
+from ackstate import pulsar_conf
 from ackstate.analysis.admin_client import InvalidNameError, RefusedError, namespace_path, topic_path
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings, broker_settings
 from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
+from ackstate.cursor.config import cursor_settings
 from ackstate.errors import AckStateError
-from ackstate.pulsar_conf import keys_of
+from ackstate.pulsar_conf import flag, keys_of, whole_number
+from ackstate.wire.pulsar import LimitRule, Limits, RangeForm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pydantic import BaseModel
 
     from ackstate.analysis.admin_client import PulsarAdmin
 
 
+PAUSE = "dispatcherPauseOnAckStatePersistentEnabled"
+MESSAGE_BYTES = "maxMessageSize"
+UNPERSISTED_BYTES = "maxUnPersistAckRecordsBytes"
+
+_FRAME_PADDING_BYTES = 10 * 1024  # of BookKeeper's frames besides the largest message
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_LATEST = "4.2.4"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The settings of a broker. The defaults are those of Pulsar 4.2."""
+
+    version: str = _LATEST  # Version of the broker
+    form: RangeForm = RangeForm.WORDS  # The form of acked entries in a cursor-ledger entry
+    range_count_max: int = 10_000  # ``managedLedgerMaxUnackedRangesToPersist``; its unit depends on `rule`
+    metadata_range_count_max: int = 1_000  # The same limit in the metadata store
+    record_bytes_max: int = 5 * 1024 * 1024 + _FRAME_PADDING_BYTES  # The largest entry that BookKeeper accepts
+    unpersisted_bytes_max: int | None = None  # ``maxUnPersistAckRecordsBytes``; None for a broker without this setting
+    can_have_words: bool = True  # Whether the broker has a setting for `form`
+    is_paused_by_ranges: bool = False  # Whether dispatch pauses above `range_count_max` ranges
+    # The metadata store, if it is ZooKeeper, as ``zk:HOST:PORT``; empty if it is not, or unknown.
+    metadata_url: str = ""
+    # The reason why some settings are Pulsar's defaults instead of the broker's; empty if all are known.
+    assumed: str = ""
+
+    @property
+    def rule(self) -> LimitRule:
+        """The unit of the limit on ranges in this version."""
+        return LimitRule.of_release(self.version)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits on a record in the cursor ledger."""
+        return Limits(range_count_max=self.range_count_max, rule=self.rule)
+
+    @property
+    def ranges_kept_max(self) -> int:
+        """The most ranges in a record of the list form."""
+        return self.range_count_max + (self.rule is LimitRule.PULSAR_4_2)
+
+
+def broker_settings(configuration: Mapping[str, str], version: str = "", *, assumed: str = "") -> BrokerSettings:
+    """Return the settings of a broker: those given, and else the defaults of its version."""
+    known = BrokerSettings(version=version or _LATEST, assumed=assumed)
+    release = _numbers(known.version)
+    if release >= (5, 0):
+        known = replace(known, range_count_max=200_000, metadata_range_count_max=200_000)
+    elif release < (4, 1):
+        known = replace(known, form=RangeForm.LIST, can_have_words=False)
+    try:
+        return replace(known, **_given(configuration))
+    except (ValueError, TypeError) as error:
+        raise SnapshotError(f"configuration of the broker: {error}") from None
+
+
+def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
+    ours = cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
+    message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
+    found: dict[str, Any] = {
+        "form": ours.get("range_form"),
+        "range_count_max": ours.get("range_count_max"),
+        "metadata_range_count_max": ours.get("metadata_range_count_max"),
+        "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
+        "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
+        "is_paused_by_ranges": flag(configuration, PAUSE),
+        "can_have_words": True if pulsar_conf.AS_WORDS in configuration else None,
+        "metadata_url": _zookeeper(configuration),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _zookeeper(configuration: Mapping[str, str]) -> str:
+    """Return the metadata store if it is named as ``zk:...`` or, in the old form, by hosts and ports alone."""
+    places = (configuration.get(key, "").strip() for key in ("metadataStoreUrl", "zookeeperServers"))
+    place = next((each for each in places if each not in {"", "null"}), "")
+    name, _, rest = place.partition(":")
+    if name == "zk":
+        return place
+    return f"zk:{place}" if rest.partition("/")[0].partition(",")[0].isdigit() else ""
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    found = _VERSION.match(version)
+    if found is None:
+        raise SnapshotError(f"the version of Pulsar must look like {_LATEST}, got {version[:40]!r}")
+    return int(found[1]), int(found[2])
+
+
+# Other keys are read here, or are irrelevant.
+_CURSOR_KEYS = (
+    pulsar_conf.RANGES, pulsar_conf.METADATA_RANGES, pulsar_conf.METADATA_RANGES_ALIAS, pulsar_conf.AS_WORDS,
+)  # fmt: skip
+
+
 _Kind: TypeAlias = Literal["tenant", "namespace", "topic"]
+_Answer = TypeVar("_Answer")
+_Object = TypeVar("_Object", bound="BaseModel")
 
 _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
@@ -68,11 +170,8 @@ REASONS = {
 }
 
 
-class Listing(NamedTuple):
-    """The topics of a source."""
-
-    topics: list[str]  # Names of the topics or partitions; in order, each once
-    unread: Sequence[Unread] = ()  # What could not be listed: there may be topics in it
+Listing: TypeAlias = tuple[list[str], list[Unread]]
+"""The names of topics or partitions, in order, each once; and what could not be listed: there may be topics in it."""
 
 
 @final
@@ -105,9 +204,9 @@ class LiveBroker:
         unread: list[Unread] = []
 
         def listed(kind: _Kind, names: Iterable[str], ask: Callable[[str], list[str]]) -> list[list[str]]:
-            found = request_all([*dict.fromkeys(names)], ask)
-            unread.extend(Unread(kind, name, each) for name, each in found.items() if isinstance(each, AckStateError))
-            return [each for each in found.values() if not isinstance(each, AckStateError)]
+            found, failed = request_all(kind, dict.fromkeys(names), ask)
+            unread.extend(failed)
+            return [*found.values()]
 
         # The path of a tenant's namespaces is a prefix of a namespace's path.
         of_tenants = listed("tenant", tenants, lambda tenant: self._names(_tenant_path(tenant)))
@@ -115,7 +214,12 @@ class LiveBroker:
         of_topics = listed("topic", topics, self._partitions)
         if unread and not (of_namespaces or of_topics or [] in of_tenants):
             raise unread[0].error
-        return Listing(sorted({*chain(*of_namespaces, *of_topics)}), unread)
+        return sorted({*chain(*of_namespaces, *of_topics)}), unread
+
+    @property
+    def request_count(self) -> int:
+        """The requests sent so far."""
+        return self._admin.request_count
 
     def look_at_broker(self) -> None:
         """Read the version and the settings of the broker, as `listing` does."""
@@ -133,12 +237,16 @@ class LiveBroker:
 
     def internals(self, topic: str) -> TopicInternals:
         """Return the cursors of a topic in memory."""
-        answer = self._admin.get(f"{topic_path(topic)}/internalStats")
-        return read_object(TopicInternals, answer, what=f"{topic}: internalStats")
+        return self.ask(TopicInternals, topic, "internalStats")
 
     def stats(self, topic: str) -> TopicStats:
         """Return the statistics of a topic."""
-        return read_object(TopicStats, self._admin.get(f"{topic_path(topic)}/stats"), what=f"{topic}: stats")
+        return self.ask(TopicStats, topic, "stats")
+
+    def ask(self, kind: type[_Object], topic: str, resource: str) -> _Object:
+        """Return a resource of a topic."""
+        answer = self._admin.get(f"{topic_path(topic)}/{resource}")
+        return read_object(kind, answer, what=f"{topic}: {resource.partition('?')[0]}")
 
     def _names(self, path: str) -> list[str]:
         names = self._admin.get(path)
@@ -171,7 +279,7 @@ class LiveBroker:
             if error.status != _NOT_TO_BE_READ:
                 raise
             why = f"the configuration may not be read: the defaults of Pulsar {version}"
-            return broker_settings(None, version, assumed=why)
+            return broker_settings({}, version, assumed=why)
         texts = _texts(configuration, "configuration of the broker")
         if is_pulsar:
             self.cursor_properties = {key: texts[key] for key in keys_of("CursorConfig") if key in texts}
@@ -194,33 +302,35 @@ def _texts(content: Any, what: str) -> dict[str, str]:
     return content
 
 
-_Answer = TypeVar("_Answer")
-
 AT_ONCE = 8
 """Requests under way."""
 
 
 def request_all(
-    topics: Sequence[str],
-    request: Callable[[str], _Answer],
-    *,
-    done: Callable[[], None] = lambda: None,
-    at_once: int = AT_ONCE,
-) -> dict[str, _Answer | AckStateError]:
-    """Request each topic, and return the answers and errors, in the order of the topics."""
+    kind: _Kind, names: Iterable[str], request: Callable[[str], _Answer], *, done: Callable[[], None] = lambda: None
+) -> tuple[dict[str, _Answer], list[Unread]]:
+    """Request each of some topics, tenants or namespaces; return the answers, and what could not be read, in order."""
+    found: dict[str, _Answer] = {}
+    unread: list[Unread] = []
 
-    def answer_of(topic: str) -> _Answer | AckStateError:
-        """Return the answer or the error of one topic."""
+    def answer_of(name: str) -> _Answer | AckStateError:
+        """Return the answer or the error of one name."""
         try:
-            return request(topic)
+            return request(name)
         except AckStateError as error:
             return error
         finally:
             done()
 
-    pool = ThreadPoolExecutor(at_once)
+    asked = [*names]
+    pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        return dict(zip(topics, pool.map(answer_of, topics), strict=True))
+        for name, answer in zip(asked, pool.map(answer_of, asked), strict=True):
+            if isinstance(answer, AckStateError):
+                unread.append(Unread(kind, name, answer))
+            else:
+                found[name] = answer
     finally:
         # After Ctrl-C no further request starts.
         pool.shutdown(cancel_futures=True)
+    return found, unread

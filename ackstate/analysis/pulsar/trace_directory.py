@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ackstate.analysis.pulsar.cursor_follower import Entries
+    from ackstate.analysis.pulsar.recorder import Entries
     from ackstate.analysis.trace.events import Event
 
 _HIDDEN = ".recording"
@@ -205,8 +205,6 @@ def check_place(path: Path) -> None:
         raise TraceError(f"{path}: not a directory")
     if path.is_dir() and not hidden.is_dir() and any(path.iterdir()):
         raise TraceError(f"{path}: not a trace that ackstate pulsar record wrote: give a new directory")
-    if path.is_dir() and any(path.glob("*.parquet")) and not hidden.is_dir():
-        raise TraceError(f"{path}: not a trace that ackstate pulsar record wrote")
     if hidden.is_dir() and (path / MANIFEST).is_dir():
         raise TraceError(f"{path / MANIFEST}: not a file")
 

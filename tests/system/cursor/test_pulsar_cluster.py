@@ -9,8 +9,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from ackstate import CursorConfig, Format, ManagedCursor, Position
+from ackstate.analysis.pulsar.ack_state_file import exported_cursors
 from ackstate.analysis.pulsar.durable import DurableReader
-from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.inspect import inspect_store
 from ackstate.stores.base import ABSENT, LedgerFencedError, LedgerNotFoundError, StoreError, VersionMismatchError
 from ackstate.stores.bookkeeper import BookKeeperLedgers

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from ackstate import CorruptStateError, CursorConfig, Format, ManagedCursor, Position
-from ackstate.analysis.pulsar.export import topics_of
+from ackstate.analysis.pulsar.ack_state_file import topics_of
 from ackstate.inspect import find_cursors, inspect_cursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.stores.base import StoreError, VersionMismatchError

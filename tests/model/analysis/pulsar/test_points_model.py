@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pyroaring import BitMap
 
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll
+from ackstate.analysis.pulsar.recorder import CursorFollower, CursorPoll
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import RecordedCurve
 from ackstate.analysis.trace.check import EventOrder, wrong_alone

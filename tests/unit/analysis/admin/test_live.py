@@ -24,7 +24,7 @@ from ackstate import (
 )
 from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.live import live_configuration, live_version
-from ackstate.analysis.pulsar.broker_settings import broker_settings
+from ackstate.analysis.pulsar.sources import broker_settings
 from ackstate.cursor import RangeForm
 from ackstate.delay import DelayConfig
 from ackstate.errors import RescheduleRefusedError

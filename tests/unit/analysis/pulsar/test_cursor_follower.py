@@ -3,7 +3,7 @@
 import pytest
 from pyroaring import BitMap
 
-from ackstate.analysis.pulsar.cursor_follower import CursorFollower, CursorPoll
+from ackstate.analysis.pulsar.recorder import CursorFollower, CursorPoll
 from ackstate.analysis.trace.events import EventKind
 
 A, CUT, OUT = EventKind.ACK, EventKind.CUT_OFF, EventKind.DISPLACED

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -35,12 +36,11 @@ def exported():
     def exported(url, *, times=1, between=lambda _number: None, reader=None, **only):
         with PulsarAdmin(AdminServer(url, timeout_s=5)) as admin:
             collector = Collector(LiveBroker(admin), lambda _found: (reader, "" if reader else "unknown"), **only)
-            metrics = ExporterCollector({"one": lambda: admin.request_count})
             registry = CollectorRegistry()
-            registry.register(metrics)
+            registry.register(ExporterCollector({"one": collector}))
             found = []
             for number in range(times):
-                metrics.show("one", collector.collect())
+                collector.collect()
                 found.append(samples_of(generate_latest(registry).decode()))
                 between(number)
             return found
@@ -223,13 +223,17 @@ def test_it_serves_clusters_until_a_signal(number):
         assert "ackstate: east: the metadata store is not read\n" in err
 
 
+def unlooked():
+    return Collector(SimpleNamespace(request_count=1), lambda _found: (None, "unknown"))
+
+
 def test_it_is_ready_once_the_topics_of_each_cluster_were_listed():
-    metrics = ExporterCollector({"a": lambda: 1, "b": lambda: 1})
+    first, second = unlooked(), unlooked()
+    metrics = ExporterCollector({"a": first, "b": second})
     assert metrics.unready == ["a", "b"]
-    metrics.show("a", Collection())
-    metrics.show("b", Collection(failure="no"))
+    first.latest, second.latest = Collection(), Collection(failure="no")
     assert metrics.unready == ["b"]
-    metrics.show("b", Collection())
+    second.latest = Collection()
     assert metrics.unready == []
 
 
@@ -257,13 +261,13 @@ def test_clusters_and_patterns_that_cannot_be_are_refused(capsys, words, why):
 
 def test_before_the_first_look_only_counters_are_exported():
     registry = CollectorRegistry()
-    metrics = ExporterCollector({"one": lambda: 1})
-    registry.register(metrics)
+    cluster = unlooked()
+    registry.register(ExporterCollector({"one": cluster}))
     names = {name for name, _, _ in samples_of(generate_latest(registry).decode())}
     assert names == {
         "ackstate_pulsar_requests_total",
         "ackstate_pulsar_collections_total",
         "ackstate_pulsar_collections_failed_total",
     }
-    metrics.show("one", Collection(failure="no"))
+    cluster.latest = Collection(failure="no")
     assert "ackstate_pulsar_up" in {name for name, _, _ in samples_of(generate_latest(registry).decode())}

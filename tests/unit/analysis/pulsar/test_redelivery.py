@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.pulsar.broker_settings import BrokerSettings
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
 from ackstate.analysis.pulsar.internal_stats import (
     Acked,
@@ -18,8 +17,8 @@ from ackstate.analysis.pulsar.internal_stats import (
     acked,
     read_object,
 )
-from ackstate.analysis.pulsar.judgement import Kind, Looks, judge, totals
-from ackstate.analysis.pulsar.redelivery import at_most, exactly
+from ackstate.analysis.pulsar.judgement import Kind, Looks, at_most, exactly, judge, totals
+from ackstate.analysis.pulsar.sources import BrokerSettings
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError

@@ -27,16 +27,17 @@ from ackstate.analysis.pulsar.ack_state_file import (
     Fingerprint,
     decode_ack_states,
     encode_ack_states,
+    exported_cursors,
     read_ack_states,
     write_ack_states,
 )
-from ackstate.analysis.pulsar.export import exported_cursors
 from ackstate.analysis.pulsar.import_through_broker import (
     ImportedCursor,
     OtherTopicError,
     checked,
     import_through_broker,
 )
+from ackstate.analysis.pulsar.sources import LiveBroker
 from ackstate.cursor.formats import CursorState
 from pulsar_nodes import NODE, TOPIC, layout_of, new_nodes
 
@@ -234,6 +235,10 @@ class Admin:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
+def broker(*answers):
+    return LiveBroker(Admin(*answers))
+
+
 def internals(mark_delete, ranges):
     ledgers = [{"ledgerId": 3, "entries": 50}, {"ledgerId": 5, "entries": 0}]
     cursor = {"markDeletePosition": mark_delete, "individuallyDeletedMessages": ranges, "state": "Open"}
@@ -248,13 +253,13 @@ def test_acks_that_did_not_reach_the_broker_are_counted():
         ("3:-1", "[]", 8 + 11 + 1 + 4),
         ("3:4", "[(3:5..3:6],(3:8..3:19],(5:-1..5:1]]", 2 + 1 + 2),
     ):
-        found = checked(Admin(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome, pause_s=0)
+        found = checked(broker(internals(mark_delete, ranges)), GOLDEN_CURSOR, outcome, pause_s=0)
         assert (found.missing_acks, str(found.mark_delete)) == (missing, mark_delete)
         assert bool(found.remarks) is bool(missing)
-    late = Admin(internals("3:-1", "[]"), internals("5:3", "[]"))
+    late = broker(internals("3:-1", "[]"), internals("5:3", "[]"))
     assert checked(late, GOLDEN_CURSOR, outcome, pause_s=0).missing_acks == 0
     with pytest.raises(AckStateError, match="has no such subscription"):
-        checked(Admin(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"), pause_s=0)
+        checked(broker(internals("3:-1", "[]")), GOLDEN_CURSOR, replace(outcome, subscription="c"), pause_s=0)
 
 
 def test_an_export_names_what_there_is(nodes):
