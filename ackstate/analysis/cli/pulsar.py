@@ -636,7 +636,7 @@ def _exported_json(cursor: ExportedCursor) -> dict[str, Any]:
         "subscription": cursor.subscription,
         "mark_delete": str(cursor.content.mark_delete),
         "range_count": cursor.content.deleted.range_count,
-        "acked_above": cursor.acked_above,
+        "acked_above": len(cursor.content.deleted),
         "batch_count": len(cursor.content.batch),
     }
 

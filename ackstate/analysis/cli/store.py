@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ackstate.analysis.pulsar.history import CursorHistory
     from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges, Run
-    from ackstate.inspect import CursorInspection, CursorName, JournalRecord, Note, Problem, RepairOutcome
+    from ackstate.inspect import CursorInspection, CursorName, JournalRecord, Problem, RepairOutcome
     from ackstate.position import Position
     from ackstate.stores.base import Store
     from ackstate.stores.pulsar import PulsarLayout
@@ -79,7 +79,12 @@ def _opened(store: str, copy_bytes_max: int | None) -> Store:
 
     if store.startswith(_BOOKKEEPER):
         return _in_cluster(store)
-    return opened_cluster(store) if is_pulsar_url(store) else _copied(store, copy_bytes_max)
+    if is_pulsar_url(store):
+        return opened_cluster(store)
+    from ackstate.stores.sqlite import COPY_BYTES_MAX, SqliteStore
+
+    bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
+    return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
 
 
 def opened_cluster(url: str) -> PulsarLayout:
@@ -100,13 +105,6 @@ def checked_topic(topic: str) -> str:
         return check_topic(topic)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def _copied(store: str, copy_bytes_max: int | None) -> Store:
-    from ackstate.stores.sqlite import COPY_BYTES_MAX, SqliteStore
-
-    bytes_max = COPY_BYTES_MAX if copy_bytes_max is None else copy_bytes_max
-    return SqliteStore.open_copy(Path(store), copy_bytes_max=bytes_max)
 
 
 def _in_cluster(store: str) -> Store:
@@ -194,17 +192,12 @@ def remarks(cursors: Iterable[CursorInspection]) -> Iterator[str]:
     """Yield a line for each problem, for each of its repairs, and for each note."""
     for cursor in cursors:
         for note in cursor.notes:
-            yield remark(f"{cursor.name.topic}, {cursor.name.subscription}", note)
+            where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
+            yield f"{cursor.name.topic}, {cursor.name.subscription}: note: {note.text}{where}"
         for problem in cursor.problems:
             text = str(replace(problem, what=_what(problem.what)))
             yield f"{cursor.name.topic}, {cursor.name.subscription}: problem: {text}"
             yield from (f"  {_promise(outcome)}" for outcome in problem.repairs)
-
-
-def remark(what: str, note: Note) -> str:
-    """Return a note about something in a line."""
-    where = f" ({note.size_bytes:,} bytes at byte {note.offset:,})" if note.offset >= 0 else ""
-    return f"{what}: note: {note.text}{where}"
 
 
 def _promise(outcome: RepairOutcome) -> str:

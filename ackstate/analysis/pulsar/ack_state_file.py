@@ -63,11 +63,6 @@ class ExportedCursor:
     cursor_properties: Mapping[str, str] = field(default_factory=dict)  # The properties attached to the cursor
     fingerprints: tuple[Fingerprint, ...] = ()  # Messages of the topic
 
-    @property
-    def acked_above(self) -> int:
-        """The number of acked entries above the mark-delete position."""
-        return len(self.content.deleted)
-
 
 @dataclass(frozen=True, slots=True)
 class AckStateFile:

@@ -105,7 +105,7 @@ class TopicInternals(_PulsarObject):
 
     def entry_counts(self) -> dict[int, int]:
         """Return the entry count of each existing ledger, in order."""
-        counts = {ledger.ledger_id: max(ledger.entries, 0) for ledger in sorted(self.ledgers, key=_ledger_id)}
+        counts = dict(sorted((each.ledger_id, max(each.entries, 0)) for each in self.ledgers))
         if counts:
             last = max(counts)
             counts[last] = max(counts[last], self.current_ledger_entries)
@@ -176,23 +176,20 @@ def acked_in(acks: Acks, ledger_id: int, count: int) -> BitMap:
     return BitMap(range(end)) | acks.deleted.entries(ledger_id)
 
 
-def acked(cursor: CursorInternals, counts: Mapping[int, int], *, what: str) -> Acked:
-    """Return the acks of a cursor.
+def acked(
+    cursor: CursorInternals, counts: Mapping[int, int], *, what: str, range_count_max: int | None = None
+) -> Acked:
+    """Return the acks of a cursor; of its first ranges alone, as a broker counts ranges: one may cross ledgers.
 
     Complexity: O(length of the text).
     """
     mark_delete = _position(cursor.mark_delete_position, f"{what}: markDeletePosition")
-    deleted = _ranges(cursor.individually_deleted_messages, counts, what=what)
+    deleted = _ranges(cursor.individually_deleted_messages, counts, what=what, range_count_max=range_count_max)
     deleted.remove_at_most(mark_delete)
     return Acked(mark_delete, deleted)
 
 
-def first_ranges(cursor: CursorInternals, counts: Mapping[int, int], range_count: int, *, what: str) -> DeletedRanges:
-    """Return the acked entries in the first ranges, as a broker counts ranges: one may cross ledgers."""
-    return _ranges(cursor.individually_deleted_messages, counts, what=what, range_count_max=range_count)
-
-
-def _ranges(text: str, counts: Mapping[int, int], *, what: str, range_count_max: int | None = None) -> DeletedRanges:
+def _ranges(text: str, counts: Mapping[int, int], *, what: str, range_count_max: int | None) -> DeletedRanges:
     """Read ``[(3:0..3:4],(3:6..3:9]]``; older brokers write a blank after the comma."""
     plain = text.replace(", ", ",")
     found = list(_RANGE.finditer(plain))
@@ -213,7 +210,3 @@ def _ranges(text: str, counts: Mapping[int, int], *, what: str, range_count_max:
     except OverflowError:
         why = f"expected ledger ids up to {LEDGER_ID_MAX}"
     raise SnapshotError(f"{what}: individuallyDeletedMessages: {why}")
-
-
-def _ledger_id(ledger: LedgerInternals) -> int:
-    return ledger.ledger_id

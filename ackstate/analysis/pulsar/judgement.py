@@ -15,7 +15,7 @@ from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in, first_ranges
+from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in
 from ackstate.analysis.pulsar.sources import MESSAGE_BYTES, PAUSE, UNPERSISTED_BYTES
 from ackstate.errors import AckStateError
 from ackstate.stores.base import ABSENT
@@ -132,16 +132,16 @@ def limit_uses(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -
 
     Complexity: O(bytes of the acked ranges in either form).
     """
-    found = [*_of_ranges(acks, cursor, settings), *_of_bytes(acks, cursor, settings)]
+    found = _limit_uses(acks, cursor, settings)
     return sorted(found, key=lambda use: (use.setting == pulsar_conf.METADATA_RANGES, -use.percent))
 
 
-def _of_ranges(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> Iterator[LimitUse]:
-    ranges, limit = cursor.range_count, settings.range_count_max
-    if settings.form is RangeForm.LIST:
+def _limit_uses(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> Iterator[LimitUse]:
+    ranges, limit, is_list = cursor.range_count, settings.range_count_max, settings.form is RangeForm.LIST
+    or_words = f", or set {pulsar_conf.AS_WORDS}=true" if is_list and settings.can_have_words else ""
+    if is_list:
         kept = settings.ranges_kept_max
-        advice = f"raise it{_or_words(settings)}"
-        yield LimitUse(pulsar_conf.RANGES, "ranges", ranges, kept, max(kept - ranges, 0), advice)
+        yield LimitUse(pulsar_conf.RANGES, "ranges", ranges, kept, max(kept - ranges, 0), f"raise it{or_words}")
     else:
         # Whole ledgers up to the limit: acked entries use it, and holes save it.
         advice = "raise it above the acked entries: in this form it counts them"
@@ -149,35 +149,25 @@ def _of_ranges(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -
         if settings.is_paused_by_ranges:
             advice = f"raise {pulsar_conf.RANGES}: above it dispatch pauses"
             yield LimitUse(PAUSE, "ranges", ranges, limit, max(limit - ranges, 0), advice)
-    metadata = settings.metadata_range_count_max
+    limit = settings.metadata_range_count_max
     advice = "nothing is lost: with more ranges a closing cursor writes to its ledger, not to the metadata store"
-    yield LimitUse(pulsar_conf.METADATA_RANGES, "ranges", ranges, metadata, max(metadata - ranges, 0), advice)
-
-
-def _of_bytes(acks: Acked, cursor: CursorInternals, settings: BrokerSettings) -> Iterator[LimitUse]:
+    yield LimitUse(pulsar_conf.METADATA_RANGES, "ranges", ranges, limit, max(limit - ranges, 0), advice)
     info = PositionInfo(acks.mark_delete, acks.deleted, properties=dict(cursor.properties))
-    record = len(encode_position_info(info, form=settings.form, limits=settings.limits))
-    limit = settings.record_bytes_max
-    is_list = settings.form is RangeForm.LIST
-    advice = f"raise it on brokers and bookies{_or_words(settings) if is_list else ''}"
-    left = _holes_left(limit - record, acks) if is_list else None
-    yield LimitUse(MESSAGE_BYTES, "bytes of the cursor record", record, limit, left, advice)
+    size, limit = len(encode_position_info(info, form=settings.form, limits=settings.limits)), settings.record_bytes_max
+    left = _holes_left(limit - size, acks) if is_list else None
+    advice = f"raise it on brokers and bookies{or_words}"
+    yield LimitUse(MESSAGE_BYTES, "bytes of the cursor record", size, limit, left, advice)
     if settings.metadata_url:
         fallback = CursorInfo(-1, acks.mark_delete, acks.deleted, properties=dict(cursor.properties))
-        size = len(encode_cursor_info(fallback, limits=settings.limits))
-        left = _holes_left(_ZOOKEEPER_BYTES_MAX - size, acks)
+        size, limit = len(encode_cursor_info(fallback, limits=settings.limits)), _ZOOKEEPER_BYTES_MAX
         advice = "raise it on ZooKeeper and brokers: above it there is no way out when the cursor ledger fails"
-        yield LimitUse("jute.maxbuffer", "bytes in the metadata store", size, _ZOOKEEPER_BYTES_MAX, left, advice)
-    gate = settings.unpersisted_bytes_max
-    if gate is not None and gate > 0:
-        left = _holes_left(gate - acks.deleted.record_bytes, acks)
+        left = _holes_left(limit - size, acks)
+        yield LimitUse("jute.maxbuffer", "bytes in the metadata store", size, limit, left, advice)
+    gate, size = settings.unpersisted_bytes_max or 0, acks.deleted.record_bytes
+    if gate > 0:
         advice = "raise it, or write more often: at most this much is not durable"
-        used = acks.deleted.record_bytes
-        yield LimitUse(UNPERSISTED_BYTES, "bytes of ranges, if none is durable", used, gate, left, advice)
-
-
-def _or_words(settings: BrokerSettings) -> str:
-    return f", or set {pulsar_conf.AS_WORDS}=true" if settings.can_have_words else ""
+        left = _holes_left(gate - size, acks)
+        yield LimitUse(UNPERSISTED_BYTES, "bytes of ranges, if none is durable", size, gate, left, advice)
 
 
 def _holes_left(bytes_left: int, acks: Acked) -> int:
@@ -410,9 +400,8 @@ def _cut(
         return limit_ranges(acks.deleted, form=form, limits=settings.limits).excluded_count
     if cursor.range_count <= settings.ranges_kept_max:
         return 0
-    kept = first_ranges(cursor, counts, settings.ranges_kept_max, what="acked ranges")
-    kept.remove_at_most(acks.mark_delete)
-    return len(acks.deleted) - len(kept)
+    kept = acked(cursor, counts, what="acked ranges", range_count_max=settings.ranges_kept_max)
+    return len(acks.deleted) - len(kept.deleted)
 
 
 def _remarks(kind: Kind, mean: float | None, *, may_have_batches: bool) -> Iterator[str]:

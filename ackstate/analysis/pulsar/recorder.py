@@ -270,7 +270,9 @@ class ClusterRecorder:
                 self._topics.pop(topic).ended(self.now_ms(), partial(self._record, topic))
             else:
                 follower.due_s = now_s + self._every_s
-                self._under_way[pool.submit(self._poll, topic, follower)] = topic, broker
+                record = partial(self._record, topic)
+                poll = pool.submit(follower.poll, self._source, self._durable, self.now_ms, record)
+                self._under_way[poll] = topic, broker
 
     def _take_done(self) -> None:
         """Take note of the polls that are done."""
@@ -304,9 +306,6 @@ class ClusterRecorder:
         every_ms = max(round(self._every_s * 1_000), 1)
         poll_ms = every_ms * max(round(mean_s * 1_000 / every_ms), 1)
         self._trace.note_polls(poll_ms=poll_ms, until_ms=self.now_ms())
-
-    def _poll(self, topic: str, follower: TopicFollower) -> None:
-        follower.poll(self._source, self._durable, self.now_ms, partial(self._record, topic))
 
     def _record(self, topic: str, subscription: str, events: Sequence[Event]) -> None:
         if events:

@@ -223,7 +223,19 @@ class LiveBroker:
 
     def look_at_broker(self) -> None:
         """Read the version and the settings of the broker, as `listing` does."""
-        self.settings = self._broker_settings()
+        version = self._admin.get_text("/admin/v2/brokers/version").strip('"')
+        texts, assumed = {}, ""
+        try:
+            texts = self._admin.get("/admin/v2/brokers/configuration/runtime")
+        except RefusedError as error:
+            if error.status != _NOT_TO_BE_READ:
+                raise
+            assumed = f"the configuration may not be read: the defaults of Pulsar {version}"
+        if not isinstance(texts, dict) or not all(isinstance(value, str) for value in texts.values()):
+            raise SnapshotError(f"configuration of the broker: must be an object of texts, got {str(texts)[:40]!r}")
+        properties = {key: texts[key] for key in keys_of("CursorConfig") if key in texts}
+        self.cursor_properties = None if _OURS in version else properties
+        self.settings = broker_settings(texts, version, assumed=assumed)
 
     def includes(self, topic: str) -> bool:
         """Return whether `listing` has a topic, or one of its partitions, if it exists."""
@@ -269,22 +281,6 @@ class LiveBroker:
         whole = _whole_name(topic)
         return [f"{whole}-partition-{number}" for number in range(count)] if count else [whole]
 
-    def _broker_settings(self) -> BrokerSettings:
-        version = self._admin.get_text("/admin/v2/brokers/version").strip('"')
-        is_pulsar = _OURS not in version
-        self.cursor_properties = {} if is_pulsar else None
-        try:
-            configuration = self._admin.get("/admin/v2/brokers/configuration/runtime")
-        except RefusedError as error:
-            if error.status != _NOT_TO_BE_READ:
-                raise
-            why = f"the configuration may not be read: the defaults of Pulsar {version}"
-            return broker_settings({}, version, assumed=why)
-        texts = _texts(configuration, "configuration of the broker")
-        if is_pulsar:
-            self.cursor_properties = {key: texts[key] for key in keys_of("CursorConfig") if key in texts}
-        return broker_settings(texts, version)
-
 
 def _whole_name(topic: str) -> str:
     if topic.startswith(_PERSISTENT):
@@ -294,12 +290,6 @@ def _whole_name(topic: str) -> str:
 
 def _tenant_path(tenant: str) -> str:
     return namespace_path(f"{tenant}/-").rpartition("/")[0]
-
-
-def _texts(content: Any, what: str) -> dict[str, str]:
-    if not isinstance(content, dict) or not all(isinstance(value, str) for value in content.values()):
-        raise SnapshotError(f"{what}: must be an object of texts, got {str(content)[:40]!r}")
-    return content
 
 
 AT_ONCE = 8

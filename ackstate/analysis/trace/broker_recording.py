@@ -79,14 +79,8 @@ class LedgerEntries(NamedTuple):
     unacked_words: tuple[int, ...] = ()
 
 
-class RecordId(NamedTuple):
-    """A record in a cursor's ledger; both are -1 if the cursor has none."""
-
-    ledger_id: int
-    entry_id: int
-
-
-NO_RECORD = RecordId(-1, -1)
+NO_RECORD = Position(-1, -1)
+"""Instead of a record in a cursor's ledger, if it has none."""
 
 
 class BrokerLife(NamedTuple):
@@ -134,11 +128,7 @@ class LineFields:
         """Return a field that is a whole number between two, both included."""
         return _number(self._value(name), name, least, most)
 
-    def time(self, name: str) -> int:
-        """Return a field that is a time."""
-        return self.number(name, WALL_CLOCK_MS.start, WALL_CLOCK_MS.stop - 1)
-
-    def record(self, name: str) -> RecordId:
+    def record(self, name: str) -> Position:
         """Return a field that is a record of a cursor's ledger."""
         values = _list(self._value(name), name, count=2)
         ledger_id, entry_id = (_number(value, name, -1, most) for value, most in zip(
@@ -201,9 +191,9 @@ class LineFields:
         return self._found[name]
 
 
-def record_of(ledger_id: int, entry_id: int) -> RecordId:
+def record_of(ledger_id: int, entry_id: int) -> Position:
     """Return a record; a ledger without entries has none."""
-    return RecordId(ledger_id, entry_id) if min(ledger_id, entry_id) >= 0 else NO_RECORD
+    return Position(ledger_id, entry_id) if min(ledger_id, entry_id) >= 0 else NO_RECORD
 
 
 def _run(value: Any, index: int) -> LedgerEntries:
@@ -269,9 +259,9 @@ class BrokerEvent:
     subject: Subject | None = None  # The consumer or topic; None for a line about the whole recording
     entries: tuple[LedgerEntries, ...] = ()  # The entries concerned
     ack_type: str = ""  # ``Individual``, ``Cumulative`` or ``Transaction``
-    before: RecordId = NO_RECORD  # The last record begun when an ack was received
-    after: RecordId = NO_RECORD  # The same when it had been handled; of a look, the last record begun
-    written: RecordId = NO_RECORD  # Of a look, the last record certainly written
+    before: Position = NO_RECORD  # The last record begun when an ack was received
+    after: Position = NO_RECORD  # The same when it had been handled; of a look, the last record begun
+    written: Position = NO_RECORD  # Of a look, the last record certainly written
     # Of a look, the position of the last record written; of the first consumer, the cursor's.
     mark_delete: Position | None = None
     # Of the first consumer, the ranges acked above it; None if unknown.
@@ -356,7 +346,7 @@ class _File:
         if kind == "subject":
             self._introduce(fields)
             return None
-        ts_ms = fields.time("ts_ms")
+        ts_ms = fields.number("ts_ms", WALL_CLOCK_MS.start, WALL_CLOCK_MS.stop - 1)
         place = (self.path, self.line)
         if kind == "start":
             self.life = fields.life()
@@ -513,8 +503,8 @@ class _FollowedCursor:
         self._life: BrokerLife | None = None
         self._last_ms = 0
         self._record = NO_RECORD  # the latest
-        self._seen: tuple[RecordId, Position | None] = NO_RECORD, None  # the latest written one, its position if known
-        self._persist: tuple[int, RecordId] | None = None  # under way: its number, and the record
+        self._seen: tuple[Position, Position | None] = NO_RECORD, None  # the latest written one, its position if known
+        self._persist: tuple[int, Position] | None = None  # under way: its number, and the record
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
 
@@ -632,7 +622,7 @@ class _FollowedCursor:
                     yield LedgerEntries(ledger_id, first, end)
         self._mark_delete = last
 
-    def _begun(self, record: RecordId, life: BrokerLife) -> Iterator[dict[str, Any]]:
+    def _begun(self, record: Position, life: BrokerLife) -> Iterator[dict[str, Any]]:
         """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
         if record <= self._record:
             return
@@ -659,7 +649,7 @@ class _FollowedCursor:
             for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
                 yield from ({"kind": kind, **entries_row(run)} for run in ranges.runs())
 
-    def _written(self, record: RecordId, mark_delete: Position | None = None) -> Iterator[dict[str, Any]]:
+    def _written(self, record: Position, mark_delete: Position | None = None) -> Iterator[dict[str, Any]]:
         """Yield the end of a persist if its record was written, with this mark-delete position if that is known."""
         if self._persist is None or record < self._persist[1]:
             return
