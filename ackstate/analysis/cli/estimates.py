@@ -155,7 +155,6 @@ def estimated(
     session: Session,
     output: Output,
     current: CurrentPolicy | None = None,
-    is_recorded_current: bool = False,
     days: Sequence[Span] | None = None,
     target: Target | None = None,
 ) -> tuple[SweepResult, list[dict[str, Any]]]:
@@ -176,22 +175,20 @@ def estimated(
     covered = span_of(days)
     policies, refused = replayable(policies, poll_ms=covered.poll_ms)
     if current is not None and current.policy not in policies:
-        raise PolicyError(f"current policy: {dict(refused)[current.policy.label]}")
+        raise PolicyError(f"current policy: {dict(refused)[current.label]}")
     size = covered.size_bytes * len(policies)
     progress = console.progress()
     with progress, readable_failures(trace), started(session, progress, size, covered.chunk_count) as (where, told):
         source = trace_of(where, days)
         found = estimates(
             source, policies, crashes_per_day=crashes_per_day, is_plotted=output.report is not None, told=told,
-            drawn=_drawn(policies, current, is_recorded_current=is_recorded_current),
+            drawn=_drawn(policies, current),
         )  # fmt: skip
         rows = found.collect()
         if not rows:
             raise TraceError(f"{trace}: no subscription has an event")
         result = SweepResult.of_rows(str(trace), policies, rows, crashes_per_day=crashes_per_day, refused=refused)
-        result = _compared(
-            replace(result, poll_ms=covered.poll_ms), current, target, is_recorded_current=is_recorded_current
-        )
+        result = _compared(replace(result, poll_ms=covered.poll_ms), current, target)
         if output.report is not None:
             from ackstate.analysis.report.contents import make_contents
             from ackstate.analysis.report.page import render
@@ -202,25 +199,17 @@ def estimated(
         return result, rows
 
 
-def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None, *, is_recorded_current: bool) -> int:
+def _drawn(policies: Sequence[Policy | None], current: CurrentPolicy | None) -> int:
     """Return the index of the policy in force, as `SweepResult.current` chooses it."""
-    if is_recorded_current:
-        return 0
     if current is not None and current.policy in policies:
         return policies.index(current.policy)
     return next((number for number, each in enumerate(policies) if each is not None), 0)
 
 
-def _compared(
-    result: SweepResult, current: CurrentPolicy | None, target: Target | None, *, is_recorded_current: bool
-) -> SweepResult:
-    from ackstate.analysis.estimate.results import RECORDED
-
-    if is_recorded_current:
-        return result.compared_with(RECORDED, "the recording itself", target=target)
+def _compared(result: SweepResult, current: CurrentPolicy | None, target: Target | None) -> SweepResult:
     if current is not None:
         return result.compared_with(
-            current.policy.label, current.source, current.warnings, is_inferred=current.is_inferred, target=target
+            current.label, current.source, current.warnings, is_inferred=current.is_inferred, target=target
         )
     if len(result.policies) < 2:
         return result
@@ -378,16 +367,18 @@ def sweep(
         broker = recorded.policy
     base = None if broker is None else broker.to_mapping()
     policies = read_grid(grid, base) if grid is not None else policies_of_texts(texts, base) if texts else []
-    current = None
-    if current_policy != _RECORDED:
+    if current_policy == _RECORDED:
+        current: CurrentPolicy | None = CurrentPolicy(None, "the recording itself")
+    else:
         current = recorded or _current(trace, named, broker, broker_conf)
+    in_force = None if current is None else current.policy
     if not policies:
-        policies = candidates(current.policy if current is not None else broker or Policy(), many=target is not None)
-    elif current is not None and current.policy not in policies:
-        policies = [current.policy, *policies]
+        policies = candidates(in_force or broker or Policy(), many=target is not None)
+    elif in_force is not None and in_force not in policies:
+        policies = [in_force, *policies]
     result, _ = estimated(
         trace, [None, *policies], crashes_per_day=crashes_per_day, session=session, output=output,
-        current=current, is_recorded_current=current_policy == _RECORDED, days=days, target=target,
+        current=current, days=days, target=target,
     )  # fmt: skip
     lines = [*(f"{label}: {reason}" for label, reason in result.refused), *result.warnings, result.recommendation]
     if result.advice is not None:

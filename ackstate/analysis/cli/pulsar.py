@@ -144,7 +144,14 @@ def snapshot(
     ) as source:  # fmt: skip
         look = _looked(source, metadata)
     if json:
-        console.write_json(_json(look, top=top))
+        console.write_json({
+            "subscriptions": [each.to_json() for each in look.found[:top]],
+            "subscriptions_not_shown": len(look.found[top:]) if top else 0,
+            "brokers": look.totals,
+            "missing": [each.to_json() for each in look.missing],
+            "metadata": look.metadata or None,
+            "metadata_unread": look.why_not or None,
+        })  # fmt: skip
     else:
         console.show(*_text(look, top=top))
     if look.missing:
@@ -154,13 +161,14 @@ def snapshot(
 class _Look(NamedTuple):
     found: Sequence[Judgement]
     missing: Sequence[Unread]  # what could not be read
+    totals: Sequence[Mapping[str, Any]]  # of each broker
     metadata: str  # the metadata store that was read; empty if none was
     why_not: str  # why none was read; empty if one was
 
 
 def _looked(source: LiveBroker, metadata: str | None) -> _Look:
     from ackstate.analysis.pulsar.durable import reader_of
-    from ackstate.analysis.pulsar.judgement import by_name, judge_topic, most_redelivered_first
+    from ackstate.analysis.pulsar.judgement import by_name, judge_topic, most_redelivered_first, totals
     from ackstate.analysis.pulsar.sources import request_all
 
     topics, unlisted = source.listing()
@@ -173,20 +181,8 @@ def _looked(source: LiveBroker, metadata: str | None) -> _Look:
         raise missing[0].error
     unread = sorted([*unlisted, *missing], key=lambda each: by_name(each.name))
     read = metadata or source.settings.metadata_url if reader else ""
-    return _Look(most_redelivered_first(chain(*found.values())), unread, read, why_not)
-
-
-def _json(look: _Look, *, top: int | None = None) -> dict[str, Any]:
-    from ackstate.analysis.pulsar.judgement import totals
-
-    return {
-        "subscriptions": [each.to_json() for each in look.found[:top]],
-        "subscriptions_not_shown": len(look.found) - len(look.found[:top]),
-        "brokers": totals(look.found),
-        "missing": [each.to_json() for each in look.missing],
-        "metadata": look.metadata or None,
-        "metadata_unread": look.why_not or None,
-    }
+    judgements = most_redelivered_first(chain(*found.values()))
+    return _Look(judgements, unread, totals(judgements), read, why_not)
 
 
 def _text(look: _Look, *, top: int | None) -> Iterator[Table | str]:
@@ -201,19 +197,13 @@ def _text(look: _Look, *, top: int | None) -> Iterator[Table | str]:
     for number, each in enumerate(shown):
         yield from _reasons(each, is_explained=number < _REASONS_MAX and bool(each.most))
     yield from map(str, look.missing)
-    yield from _totals(found)
-    yield f"durable states: {look.metadata or f'not read: {look.why_not}'}"
-    for assumed in sorted({each.assumed for each in found if each.assumed}):
-        yield f"settings: {assumed}"
-
-
-def _totals(found: Sequence[Judgement]) -> Iterator[str]:
-    from ackstate.analysis.pulsar.judgement import totals
-
-    for total in totals(found):
+    for total in look.totals:
         broker = f"broker {total['owner']}" if total["owner"] else "the broker"
         entries = _number(total["at_least"], total["comes_back"], may_be_more=total["may_have_batches"])
         yield f"if {broker} dies now: {entries} acked entries of {counted(total['subscriptions'], 'subscription')}"
+    yield f"durable states: {look.metadata or f'not read: {look.why_not}'}"
+    for assumed in sorted({each.assumed for each in found if each.assumed}):
+        yield f"settings: {assumed}"
 
 
 def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
@@ -243,22 +233,18 @@ def _table(found: Sequence[Judgement], missing: Sequence[Unread]) -> Table:
 
 def _reasons(each: Judgement, *, is_explained: bool) -> Iterator[str]:
     """Yield the reason for a number if requested, then the remarks."""
-    lines = [*(_explanation(each) if is_explained else ()), *each.remarks]
+    back, lines = each.comes_back, []
+    if is_explained and back is not None:
+        lines.append(f"{_number(back.low, back.high)}: {back.why}")
+        if each.cut:
+            lines.append(f"cut off by the limit if written now: {each.cut:,}")
+        lines.append(f"if the topic is unloaded instead: {each.if_unloaded:,}")
+        close = (use for use in each.limits if use.percent >= _CLOSE_PERCENT)
+        lines += [f"{use.setting}: {use.used:,} of {use.limit:,} {use.unit}: {use.advice}" for use in close]
+    lines += each.remarks
     if lines:
         yield f"{each.topic}, {each.subscription}:"
     yield from (f"  {line}" for line in lines)
-
-
-def _explanation(each: Judgement) -> Iterator[str]:
-    back = each.comes_back
-    assert back is not None
-    yield f"{_number(back.low, back.high)}: {back.why}"
-    if each.cut:
-        yield f"cut off by the limit if written now: {each.cut:,}"
-    yield f"if the topic is unloaded instead: {each.if_unloaded:,}"
-    for use in each.limits:
-        if use.percent >= _CLOSE_PERCENT:
-            yield f"{use.setting}: {use.used:,} of {use.limit:,} {use.unit}: {use.advice}"
 
 
 def _number(low: int, high: int, *, may_be_more: bool = False) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ackstate.analysis.estimate.results import RECORDED
 from ackstate.analysis.replay.policy import Policy, PolicyError
 from ackstate.analysis.trace.chunks import events_of, packed_columns
 from ackstate.analysis.trace.events import EventKind
@@ -56,10 +57,15 @@ class PersistRhythm(NamedTuple):
 class CurrentPolicy:
     """The policy in force."""
 
-    policy: Policy  # The policy
+    policy: Policy | None  # The policy; None for the recording itself
     source: str  # Where it is known from, in words
     warnings: tuple[str, ...] = ()  # Reasons to doubt it, as sentences
     is_inferred: bool = False  # Whether no one named it
+
+    @property
+    def label(self) -> str:
+        """The name of the policy among results."""
+        return RECORDED if self.policy is None else self.policy.label
 
     @classmethod
     def given(cls, policy: Policy, source: str, rhythm: PersistRhythm | None) -> CurrentPolicy:
