@@ -18,7 +18,7 @@ from ackstate import AckStateError, LedgerMap, Position
 from ackstate.analysis.crash import conversation
 from ackstate.analysis.durations import Duration
 from ackstate.analysis.pulsar.ack_state_file import decode_ack_states
-from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
+from ackstate.analysis.pulsar.sources import TopicInternals, TopicStats, read_object
 from ackstate.analysis.trace.check import BadRowsMax, check_events
 from ackstate.analysis.trace.convert import convert
 from ackstate.analysis.trace.parquet import MANIFEST, listed_names

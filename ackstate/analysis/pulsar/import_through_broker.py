@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ackstate.analysis.admin_client import trusted_certificates
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in
+from ackstate.analysis.pulsar.sources import SnapshotError, acked, acked_in
 from ackstate.errors import AckStateError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position

@@ -15,8 +15,7 @@ from urllib.parse import unquote_plus
 
 from ackstate import pulsar_conf
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, acked, acked_in
-from ackstate.analysis.pulsar.sources import MESSAGE_BYTES, PAUSE, UNPERSISTED_BYTES
+from ackstate.analysis.pulsar.sources import MESSAGE_BYTES, PAUSE, UNPERSISTED_BYTES, SnapshotError, acked, acked_in
 from ackstate.errors import AckStateError
 from ackstate.stores.base import ABSENT
 from ackstate.wire.pulsar import (
@@ -32,14 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.pulsar.durable import DurableReader
-    from ackstate.analysis.pulsar.internal_stats import (
+    from ackstate.analysis.pulsar.sources import (
         Acked,
+        BrokerSettings,
         CursorInternals,
+        LiveBroker,
         SubscriptionStats,
         TopicInternals,
         TopicStats,
     )
-    from ackstate.analysis.pulsar.sources import BrokerSettings, LiveBroker
 
 
 class ComesBack(NamedTuple):

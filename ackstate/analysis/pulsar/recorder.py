@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus
 from pyroaring import BitMap
 
 from ackstate.analysis.pulsar.durable import CursorGoneError
-from ackstate.analysis.pulsar.internal_stats import acked, acked_in
+from ackstate.analysis.pulsar.sources import acked, acked_in
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.entry_bitmap import runs_of
 from ackstate.errors import AckStateError
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.pulsar.durable import DurableReader
-    from ackstate.analysis.pulsar.internal_stats import Acks, TopicInternals, TopicStats
-    from ackstate.analysis.pulsar.sources import Listing, LiveBroker, Unread
+    from ackstate.analysis.pulsar.sources import Acks, Listing, LiveBroker, TopicInternals, TopicStats, Unread
     from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 
 

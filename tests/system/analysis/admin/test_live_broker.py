@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from ackstate import CursorConfig, Message, SqliteStore, Start, Topics, TopicSettings
 from ackstate.analysis.admin.app import create_app
-from ackstate.analysis.pulsar.internal_stats import TopicInternals, acked, read_object
 from ackstate.analysis.pulsar.judgement import at_most
+from ackstate.analysis.pulsar.sources import TopicInternals, acked, read_object
 from ackstate.limits import GateLimits
 from command_line import assert_one_line, run
 from shown_consoles import python_block

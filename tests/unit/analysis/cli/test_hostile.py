@@ -16,9 +16,8 @@ from rich.progress import Progress
 
 from ackstate import LedgerMap, ManagedCursor, Position, SqliteStore
 from ackstate.analysis.cli import console
-from ackstate.analysis.pulsar.internal_stats import SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import TopicFollower
-from ackstate.analysis.pulsar.sources import BrokerSettings
+from ackstate.analysis.pulsar.sources import BrokerSettings, SnapshotError, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.analysis.trace.parquet import write_trace

@@ -17,9 +17,8 @@ from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
 from ackstate.analysis.pulsar import recorder as cluster_recorder
 from ackstate.analysis.pulsar import trace_directory
 from ackstate.analysis.pulsar.durable import CursorGoneError
-from ackstate.analysis.pulsar.internal_stats import TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.recorder import ClusterRecorder, PollQueue, TopicFollower, matches
-from ackstate.analysis.pulsar.sources import LiveBroker
+from ackstate.analysis.pulsar.sources import LiveBroker, TopicInternals, TopicStats, read_object
 from ackstate.analysis.pulsar.trace_directory import TraceDirectory
 from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.chunks import events_of as columns_of

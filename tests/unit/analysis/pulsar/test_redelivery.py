@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from ackstate.analysis.pulsar.durable import CursorGoneError, DurableState
-from ackstate.analysis.pulsar.internal_stats import (
+from ackstate.analysis.pulsar.judgement import Kind, Looks, at_most, exactly, judge, totals
+from ackstate.analysis.pulsar.sources import (
     Acked,
+    BrokerSettings,
     CursorInternals,
     TopicInternals,
     TopicStats,
     acked,
     read_object,
 )
-from ackstate.analysis.pulsar.judgement import Kind, Looks, at_most, exactly, judge, totals
-from ackstate.analysis.pulsar.sources import BrokerSettings
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import AckStateError
