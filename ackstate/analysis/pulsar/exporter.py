@@ -24,7 +24,7 @@ from ackstate.analysis.stop_signals import until_stopped
 from ackstate.errors import AckStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
@@ -141,6 +141,11 @@ def _of_subscription(each: Judgement, value: float) -> float | None:
     return float(value) if each.kind is Kind.SUBSCRIPTION else None
 
 
+# Brokers all of whose topics were read have 0.
+_UNREAD = (
+    "Topics of a broker that the latest look could not read. The empty broker has those of an unknown owner, and each "
+    "tenant, namespace or partitioned topic that could not be listed."
+)
 # Name, meaning and value of the numbers of each subscription; None is not exported.
 _NUMBERS: tuple[tuple[str, str, Callable[[Judgement], float | None]], ...] = (
     ("redelivery_if_crashed", "Acked entries that are redelivered if the broker dies now; where redelivery_is_exact is "
@@ -191,46 +196,32 @@ class ExporterCollector(MetricsCollector):
         if not looks:
             return
         for name, meaning, of_look in _GAUGES:
-            gauge = GaugeMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=("cluster",))
-            for cluster, (each, latest) in looks.items():
-                gauge.add_metric((cluster,), float(of_look(each, latest)))
-            yield gauge
-        yield _unread({name: latest for name, (_, latest) in looks.items()})
-        yield from _of_subscriptions({name: latest for name, (_, latest) in looks.items()})
+            numbers = (((cluster,), of_look(each, latest)) for cluster, (each, latest) in looks.items())
+            yield _gauge(name, meaning, ("cluster",), numbers)
+        unread = (
+            ((cluster, broker), latest.unread.get(broker, 0)) for cluster, (_, latest) in looks.items()
+            for broker in sorted({*(each.owner for each in latest.judgements), *latest.unread})
+        )  # fmt: skip
+        yield _gauge("topics_unread", _UNREAD, ("cluster", "broker"), unread)
+        found = [
+            ((cluster, namespace_of(each.topic), each.topic, each.subscription, each.owner), each)
+            for cluster, (_, latest) in looks.items() for each in latest.judgements
+        ]  # fmt: skip
+        for name, meaning, value_of in _NUMBERS:
+            yield _gauge(name, meaning, _LABELS, ((labels, value_of(each)) for labels, each in found))
+        used = (((*labels, use.setting), use.percent / 100) for labels, each in found for use in each.limits)
+        yield _gauge("limit_used_ratio", "Used share of a limit; 1 is the limit.", (*_LABELS, "setting"), used)
 
 
-def _unread(looks: Mapping[str, Collection]) -> GaugeMetricFamily:
-    """Return the unread topics of each broker; brokers all of whose topics were read have 0."""
-    family = GaugeMetricFamily(
-        "ackstate_pulsar_topics_unread",
-        "Topics of a broker that the latest look could not read. The empty broker has those of an unknown owner, and "
-        "each tenant, namespace or partitioned topic that could not be listed.",
-        labels=("cluster", "broker"),
-    )
-    for cluster, latest in looks.items():
-        for broker in sorted({*(each.owner for each in latest.judgements), *latest.unread}):
-            family.add_metric((cluster, broker), latest.unread.get(broker, 0))
+def _gauge(
+    name: str, meaning: str, labels: Sequence[str], numbers: Iterable[tuple[Sequence[str], float | None]]
+) -> GaugeMetricFamily:
+    """Return numbers, each with the values of its labels; None is not exported."""
+    family = GaugeMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=labels)
+    for values, number in numbers:
+        if number is not None:
+            family.add_metric(values, float(number))
     return family
-
-
-def _of_subscriptions(looks: Mapping[str, Collection]) -> Iterator[GaugeMetricFamily]:
-    found = [
-        ((cluster, namespace_of(each.topic), each.topic, each.subscription, each.owner), each)
-        for cluster, latest in looks.items() for each in latest.judgements
-    ]  # fmt: skip
-    for name, meaning, value in _NUMBERS:
-        family = GaugeMetricFamily(f"ackstate_pulsar_{name}", meaning, labels=_LABELS)
-        for names, each in found:
-            if (number := value(each)) is not None:
-                family.add_metric(names, number)
-        yield family
-    family = GaugeMetricFamily(
-        "ackstate_pulsar_limit_used_ratio", "Used share of a limit; 1 is the limit.", labels=(*_LABELS, "setting")
-    )
-    for names, each in found:
-        for use in each.limits:
-            family.add_metric((*names, use.setting), use.percent / 100)
-    yield family
 
 
 def run_exporter(

@@ -11,7 +11,7 @@ import fnmatch
 import heapq
 import re
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus
 from pyroaring import BitMap
 
 from ackstate.analysis.pulsar.durable import CursorGoneError
-from ackstate.analysis.pulsar.sources import acked, acked_in
+from ackstate.analysis.pulsar.sources import PARTITION, acked, acked_in
 from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.entry_bitmap import runs_of
 from ackstate.errors import AckStateError
@@ -50,32 +50,25 @@ class PollQueue:
     def __init__(self, at_once: int, broker_of: Callable[[str], str]) -> None:
         self._at_once = at_once
         self._broker_of = broker_of
-        self._waiting: list[tuple[float, str]] = []
-        self._due: dict[str, deque[tuple[float, str]]] = {}
+        self._waiting: dict[str, list[tuple[float, str]]] = defaultdict(list)  # of each broker, a heap
         self._under_way: Counter[str] = Counter()
-        self._brokers: set[str] = set()
 
     def put(self, topic: str, due_s: float) -> None:
         """Poll a topic when it is due; the topic must not be in the queue."""
-        heapq.heappush(self._waiting, (due_s, topic))
+        heapq.heappush(self._waiting[self._broker_of(topic)], (due_s, topic))
 
     def take(self, now_s: float) -> list[tuple[str, str]]:
         """Return the topics to poll now, each with its broker, for `done`."""
-        while self._waiting and self._waiting[0][0] <= now_s:
-            due = heapq.heappop(self._waiting)
-            broker = self._broker_of(due[1])
-            self._brokers.add(broker)
-            self._due.setdefault(broker, deque()).append(due)
         taken = []
         while self._under_way.total() < self._at_once:
-            free = [each for each in self._due if self._under_way[each] < self._most(each)]
+            due = [(waiting[0], each) for each, waiting in self._waiting.items() if waiting and waiting[0][0] <= now_s]
+            free = [(first, each) for first, each in due if self._under_way[each] < self._most(each)]
             if not free:
                 break
-            broker = min(free, key=lambda each: self._due[each][0])
-            taken.append((self._due[broker].popleft()[1], broker))
+            (_, topic), broker = min(free)
+            heapq.heappop(self._waiting[broker])
+            taken.append((topic, broker))
             self._under_way[broker] += 1
-            if not self._due[broker]:
-                del self._due[broker]
         return taken
 
     def done(self, broker: str) -> None:
@@ -85,7 +78,7 @@ class PollQueue:
     def _most(self, broker: str) -> int:
         if not broker:
             return max(self._at_once // 2, 1)
-        return self._at_once if len(self._brokers - {""}) < 2 else max(self._at_once // _BROKER_SHARE, 1)
+        return self._at_once if len(self._waiting.keys() - {""}) < 2 else max(self._at_once // _BROKER_SHARE, 1)
 
 
 AT_ONCE = 32
@@ -98,7 +91,6 @@ HOUR_BYTES_MAX = 64 << 20
 _FAILING_PER_S = 20  # polls of topics whose last poll failed, together
 _PAUSE_S_MAX = 30.0  # between two polls of such a topic
 _NEVER_READ = "never read"
-_WHOLE_TOPIC = re.compile(r"-partition-\d+$", re.ASCII)
 
 
 class Progress(NamedTuple):
@@ -121,7 +113,7 @@ def matches(topic: str, glob: str) -> bool:
     """
     pattern = glob.removeprefix("persistent://")
     name = topic.removeprefix("persistent://")
-    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, _WHOLE_TOPIC.sub("", name)))
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, PARTITION.sub("", name)))
 
 
 def may_match_below(name: str, glob: str) -> bool:

@@ -318,7 +318,7 @@ _Kind: TypeAlias = Literal["tenant", "namespace", "topic"]
 _Answer = TypeVar("_Answer")
 
 _PERSISTENT = "persistent://"
-_PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
+PARTITION = re.compile(r"-partition-\d+$", re.ASCII)
 _SYSTEM_TENANT = "pulsar"
 _OURS = "(ackstate "  # in the version that a broker reports which embeds this library
 _NOT_TO_BE_READ = 403
@@ -352,7 +352,7 @@ class Unread(NamedTuple):
     def includes(self, topic: str) -> bool:
         """Return whether a topic is this one, or of this tenant or namespace."""
         if self.kind == "topic":
-            return _PARTITION.sub("", topic) == _whole_name(self.name)
+            return PARTITION.sub("", topic) == _whole_name(self.name)
         return topic.startswith(f"{_PERSISTENT}{self.name}/")
 
 
@@ -434,7 +434,7 @@ class LiveBroker:
     def includes(self, topic: str) -> bool:
         """Return whether `listing` has a topic, or one of its partitions, if it exists."""
         topics, namespaces, tenants = self._chosen
-        whole = _PARTITION.sub("", topic)
+        whole = PARTITION.sub("", topic)
         namespace = whole.removeprefix(_PERSISTENT).rpartition("/")[0]
         tenant = namespace.partition("/")[0]
         if not (topics or namespaces or tenants):

@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 from ackstate.analysis.estimate.current_policy import BROKER_SETTINGS
 from ackstate.analysis.location import atomic_write, open_lock, write_atomically
 from ackstate.analysis.replay.acked import AckAccumulator, EventChunk
-from ackstate.analysis.trace.chunks import ChunkWriter, events_of, pieces
+from ackstate.analysis.trace.check import read_chunks
+from ackstate.analysis.trace.chunks import ChunkWriter
 from ackstate.analysis.trace.events import POLL_MS_KEY, POLLED_UNTIL_KEY, EventKind, TraceError
 from ackstate.analysis.trace.parquet import (
     MANIFEST,
     check_trace,
     listed_names,
-    opened_parquet,
     trace_files,
     write_chunks,
     write_manifest,
@@ -212,15 +212,9 @@ def check_place(path: Path) -> None:
 def _read_ends(path: Path) -> dict[_Key, Entries]:
     """Return the acked entries at the end of each subscription of a trace, and the published ones of each topic."""
     folds: dict[_Key, AckAccumulator] = {}
-    for file in trace_files(path):
-        with opened_parquet(file) as parquet:
-            for batch in parquet.iter_batches(batch_size=64):
-                for piece in pieces(batch):
-                    offsets, columns = events_of(piece, EventChunk._fields)
-                    keys = zip(piece["topic"].to_pylist(), piece["subscription"].to_pylist(), strict=True)
-                    for row, key in enumerate(keys):
-                        chunk = EventChunk(*(each[offsets[row] : offsets[row + 1]] for each in columns))
-                        if not key[1]:
-                            chunk = chunk._replace(kind=np.full(len(chunk.kind), EventKind.ACK))
-                        folds.setdefault(key, AckAccumulator()).take(chunk)
+    for each in read_chunks(path):
+        chunk = EventChunk(*each.events[: len(EventChunk._fields)])
+        if not each.key[1]:
+            chunk = chunk._replace(kind=np.full(len(chunk.kind), EventKind.ACK))
+        folds.setdefault(each.key, AckAccumulator()).take(chunk)
     return {key: {each: bitmap for each, bitmap in fold.acked.items() if bitmap} for key, fold in folds.items()}
