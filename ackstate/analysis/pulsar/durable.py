@@ -25,7 +25,7 @@ from ackstate.wire.pulsar import decode_position_info
 from ackstate.wire.pulsar.codec import decode_ledger_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ackstate.batch_indexes import BatchIndexes
     from ackstate.cursor.formats import CursorState
@@ -137,43 +137,37 @@ class DurableReader:
             raise StoreError(f"{session.name}: the metadata store did not answer a moment ago")
         try:
             with self._opening:
-                self._reconnect()
-                store = self._store
+                store = self._usable_store()
                 known = {name: self._cursors.setdefault(name, _Cursor()) for name in paths}
-            return self._read(store, paths, known)
+            topics = sorted({topic for topic, _ in paths})
+            get = store.nodes.get_many
+            now = dict(zip(paths, get([*paths.values()]), strict=True))
+            logs = dict(zip(topics, get([*map(_log_path, topics)]), strict=True))
+            found: dict[Name, DurableState | AckStateError] = {}
+            left = list(paths)
+            for _ in range(_ATTEMPTS):
+                reading = [
+                    self._threads.submit(_outcome, store, each, known[each], now[each], logs[each[0]]) for each in left
+                ]
+                found |= {each: outcome.result() for each, outcome in zip(left, reading, strict=True)}
+                again = dict(zip(left, get([paths[each] for each in left]), strict=True))
+                # Else its owner has continued in another ledger, or has deleted it.
+                left = [each for each in left if again[each] != now[each]]
+                if not left:
+                    break
+                now |= again
+            states = {name: state for name, state in found.items() if isinstance(state, DurableState)}
+            of_transactions = get([
+                f"{_log_path(topic)}-{persistence_name(name)}{_OF_TRANSACTIONS}" for topic, name in states
+            ])  # fmt: skip
+            for (name, state), record in zip(states.items(), of_transactions, strict=True):
+                found[name] = state._replace(has_transactions=record is not None)
+            return found | {name: StoreError(f"{_what(name)}: its record kept changing") for name in left}
         except StoreError:
             self._tried_s = time.monotonic()
             raise
 
-    def _read(
-        self, store: PulsarLayout, paths: Mapping[Name, str], known: Mapping[Name, _Cursor]
-    ) -> dict[Name, DurableState | AckStateError]:
-        topics = sorted({topic for topic, _ in paths})
-        get = store.nodes.get_many
-        now = dict(zip(paths, get([*paths.values()]), strict=True))
-        logs = dict(zip(topics, get([*map(_log_path, topics)]), strict=True))
-        found: dict[Name, DurableState | AckStateError] = {}
-        left = list(paths)
-        for _ in range(_ATTEMPTS):
-            reading = [
-                self._threads.submit(_outcome, store, each, known[each], now[each], logs[each[0]]) for each in left
-            ]
-            found |= {each: outcome.result() for each, outcome in zip(left, reading, strict=True)}
-            again = dict(zip(left, get([paths[each] for each in left]), strict=True))
-            # Else its owner has continued in another ledger, or has deleted it.
-            left = [each for each in left if again[each] != now[each]]
-            if not left:
-                break
-            now |= again
-        states = {name: state for name, state in found.items() if isinstance(state, DurableState)}
-        of_transactions = get([
-            f"{_log_path(topic)}-{persistence_name(name)}{_OF_TRANSACTIONS}" for topic, name in states
-        ])  # fmt: skip
-        for (name, state), record in zip(states.items(), of_transactions, strict=True):
-            found[name] = state._replace(has_transactions=record is not None)
-        return found | {name: StoreError(f"{_what(name)}: its record kept changing") for name in left}
-
-    def _reconnect(self) -> None:
+    def _usable_store(self) -> PulsarLayout:
         """Open the cluster again if a connection was lost."""
         try:
             self._store.nodes.session.check_usable()
@@ -182,6 +176,7 @@ class DurableReader:
             self._store.close()
             self._cursors = {}
             self._store = self._open_store()
+        return self._store
 
 
 def reader_of(url: str | None, found: str) -> tuple[DurableReader | None, str]:
@@ -251,7 +246,9 @@ def _outcome(
         if record is None:
             _release(store, cursor, None)
             return CursorGoneError(f"{_what(name)} has no record in the metadata store")
-        ledgers = _ledgers(log)
+        # Ranges across ledgers need those of the topic, but not the size of the open one.
+        counts = {each.ledger_id: each.entry_count for each in decode_ledger_info(log.data)} if log else {}
+        ledgers = LedgerMap.from_counts(counts) if counts else None
         decoded = PulsarFormat().decode_record(record.data, ledgers)
         ledger_id = decoded.cursor_ledger_id
         _release(store, cursor, ledger_id)
@@ -261,8 +258,11 @@ def _outcome(
         cursor.tail = tail = store.ledgers.read_tail(ledger_id, cursor.tail)
         content_of = (ledger_id, tail.last, ABSENT if log is None else log.version)
         if cursor.content is None or cursor.content_of != content_of:
-            cursor.content = None
-            cursor.content, cursor.content_of = _content(name, tail, ledgers), content_of
+            cursor.content, what = None, f"{_what(name)}, entry {tail.last} of ledger {ledger_id}"
+            if tail.last < 0:
+                raise CorruptStateError(what, offset=0, expected="an entry", found="none")
+            info = decode_position_info(tail.entry, ledgers, what=what)
+            cursor.content, cursor.content_of = state_in(info.position, info), content_of
         return DurableState(*cursor.content[:3], version=(record.version, ledger_id, tail.last))
     except LedgerNotFoundError as error:
         return CorruptStateError(_what(name), offset=0, expected="the cursor ledger of its record", found=str(error))
@@ -270,22 +270,8 @@ def _outcome(
         return error
 
 
-def _ledgers(log: Versioned | None) -> LedgerMap | None:
-    """Return the ledgers of a topic, which ranges across ledgers need; those do not need the size of the open one."""
-    counts = {each.ledger_id: each.entry_count for each in decode_ledger_info(log.data)} if log else {}
-    return LedgerMap.from_counts(counts) if counts else None
-
-
 def _release(store: PulsarLayout, cursor: _Cursor, ledger_id: int | None) -> None:
     """Close the ledger that a cursor no longer has."""
     if cursor.tail is not None and cursor.tail.ledger_id != ledger_id:
         store.ledgers.release_tail(cursor.tail)
         cursor.tail = cursor.content = None
-
-
-def _content(name: Name, tail: Tail, ledgers: LedgerMap | None) -> CursorState:
-    what = f"{_what(name)}, entry {tail.last} of ledger {tail.ledger_id}"
-    if tail.last < 0:
-        raise CorruptStateError(what, offset=0, expected="an entry", found="none")
-    info = decode_position_info(tail.entry, ledgers, what=what)
-    return state_in(info.position, info)

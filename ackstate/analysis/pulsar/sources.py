@@ -264,31 +264,29 @@ class BrokerSettings:
 def broker_settings(configuration: Mapping[str, str], version: str = "", *, assumed: str = "") -> BrokerSettings:
     """Return the settings of a broker: those given, and else the defaults of its version."""
     known = BrokerSettings(version=version or _LATEST, assumed=assumed)
-    release = _numbers(known.version)
-    if release >= (5, 0):
+    release = _VERSION.match(known.version)
+    if release is None:
+        raise SnapshotError(f"the version of Pulsar must look like {_LATEST}, got {known.version[:40]!r}")
+    if (int(release[1]), int(release[2])) >= (5, 0):
         known = replace(known, range_count_max=200_000, metadata_range_count_max=200_000)
-    elif release < (4, 1):
+    elif (int(release[1]), int(release[2])) < (4, 1):
         known = replace(known, form=RangeForm.LIST, can_have_words=False)
     try:
-        return replace(known, **_given(configuration))
+        ours = cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
+        message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
+        found: dict[str, Any] = {
+            "form": ours.get("range_form"),
+            "range_count_max": ours.get("range_count_max"),
+            "metadata_range_count_max": ours.get("metadata_range_count_max"),
+            "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
+            "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
+            "is_paused_by_ranges": flag(configuration, PAUSE),
+            "can_have_words": True if pulsar_conf.AS_WORDS in configuration else None,
+            "metadata_url": _zookeeper(configuration),
+        }
+        return replace(known, **{name: value for name, value in found.items() if value is not None})
     except (ValueError, TypeError) as error:
         raise SnapshotError(f"configuration of the broker: {error}") from None
-
-
-def _given(configuration: Mapping[str, str]) -> dict[str, Any]:
-    ours = cursor_settings({key: configuration[key] for key in _CURSOR_KEYS if key in configuration})
-    message_bytes = whole_number(configuration, MESSAGE_BYTES, least=1)
-    found: dict[str, Any] = {
-        "form": ours.get("range_form"),
-        "range_count_max": ours.get("range_count_max"),
-        "metadata_range_count_max": ours.get("metadata_range_count_max"),
-        "record_bytes_max": message_bytes and message_bytes + _FRAME_PADDING_BYTES,
-        "unpersisted_bytes_max": whole_number(configuration, UNPERSISTED_BYTES, least=-1),
-        "is_paused_by_ranges": flag(configuration, PAUSE),
-        "can_have_words": True if pulsar_conf.AS_WORDS in configuration else None,
-        "metadata_url": _zookeeper(configuration),
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _zookeeper(configuration: Mapping[str, str]) -> str:
@@ -299,13 +297,6 @@ def _zookeeper(configuration: Mapping[str, str]) -> str:
     if name == "zk":
         return place
     return f"zk:{place}" if rest.partition("/")[0].partition(",")[0].isdigit() else ""
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    found = _VERSION.match(version)
-    if found is None:
-        raise SnapshotError(f"the version of Pulsar must look like {_LATEST}, got {version[:40]!r}")
-    return int(found[1]), int(found[2])
 
 
 # Other keys are read here, or are irrelevant.
