@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ackstate.analysis.wording import printable
@@ -136,31 +136,17 @@ class AdminServer:
         """
         with PulsarAdmin(self) as admin:
             for pause_s in (*_PAUSES_S, None):
-                answer = admin.exchange(self, method, path, query=query, body=body)
-                if answer.status != _CONFLICT or method == "GET" or pause_s is None:
+                answer, content = admin.exchange(self, method, path, query=query, body=body)
+                if answer.status_code != _CONFLICT or method == "GET" or pause_s is None:
                     break
                 time.sleep(pause_s)
         if not answer.is_success:
-            reason = _reason_of(answer.content) or f"HTTP {answer.status} {answer.phrase}".rstrip()
+            reason = _reason_of(content) or f"HTTP {answer.status_code} {answer.reason_phrase}".rstrip()
             raise AdminError(f"{reason}\n\nReason: {reason}")
         try:
-            return json.loads(answer.content) if answer.content else None
+            return json.loads(content) if content else None
         except (ValueError, RecursionError):
             raise AdminError("the answer of the server is not JSON") from None
-
-
-class Answer(NamedTuple):
-    """The answer of a server, of any status."""
-
-    status: int
-    phrase: str
-    location: str | None  # the target of a redirection, as received
-    content: bytes  # empty with an encoding if the status is not a success
-
-    @property
-    def is_success(self) -> bool:
-        """Whether the status is one of success."""
-        return 200 <= self.status < 300
 
 
 @final
@@ -219,15 +205,16 @@ class PulsarAdmin:
         deadline_s = time.monotonic() + server.timeout_s
         for _ in range(_REDIRECTS_MAX + 1):
             self._wait()
-            answer = self.exchange(replace(server, timeout_s=max(deadline_s - time.monotonic(), 0)), "GET", below)
-            if answer.status not in _REDIRECTIONS:
+            timed = replace(server, timeout_s=max(deadline_s - time.monotonic(), 0))
+            answer, content = self.exchange(timed, "GET", below)
+            if answer.status_code not in _REDIRECTIONS:
                 break
             server, below = self._redirected(server, below, answer)
         else:
             raise AdminError(f"{self._server.url}{path}: more than {_REDIRECTS_MAX} redirections")
         if not answer.is_success:
-            raise self._refusal(server, below, answer)
-        return answer.content
+            raise self._refusal(server, below, answer, _reason_of(content))
+        return content
 
     def _wait(self) -> None:
         with self._lock:
@@ -245,8 +232,8 @@ class PulsarAdmin:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | int | None = None,
-    ) -> Answer:
-        """Send one request and return the answer, with any status."""
+    ) -> tuple[httpx.Response, bytes]:
+        """Send one request and return the answer, with any status, and its content, empty if it is encoded."""
         url, is_reading = server.url.rstrip("/") + path, False
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {server.token}"} if server.token else {})
         deadline_s = time.monotonic() + server.timeout_s
@@ -255,7 +242,7 @@ class PulsarAdmin:
                 method, url, params=query, json=body, headers=headers, timeout=server.timeout_s
             ) as response:
                 is_reading = True
-                return _whole(response, server.answer_bytes_max, deadline_s)
+                return response, _content(response, server.answer_bytes_max, deadline_s)
         except self._httpx.TimeoutException:
             if is_reading:
                 raise AdminError(_LATE) from None
@@ -284,12 +271,13 @@ class PulsarAdmin:
                 )
             return self._clients[scheme]
 
-    def _redirected(self, server: AdminServer, below: str, answer: Answer) -> tuple[AdminServer, str]:
+    def _redirected(self, server: AdminServer, below: str, answer: httpx.Response) -> tuple[AdminServer, str]:
         """Return the server and the path of a redirection, with the token only if it may be sent there."""
         asked = f"{server.url.rstrip('/')}{below}"
-        if not answer.location:
-            raise AdminError(f"{asked}: HTTP {answer.status} without a Location")
-        place = _place(asked, answer.location)
+        location = answer.headers.get("Location")
+        if not location:
+            raise AdminError(f"{asked}: HTTP {answer.status_code} without a Location")
+        place = _place(asked, location)
         target = origin_of(place)
         if server.origin[0] == "https" and target[0] != "https":
             raise AdminError(f"{asked}: redirects to {place}, which is not encrypted")
@@ -298,10 +286,11 @@ class PulsarAdmin:
         found = replace(server, url=f"{parts.scheme}://{parts.netloc}", token=token)
         return found, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
-    def _refusal(self, server: AdminServer, below: str, answer: Answer) -> RefusedError:
-        text = f"{server.url.rstrip('/')}{below}: HTTP {answer.status} {answer.phrase}".rstrip()
-        said = "; ".join(filter(None, (_reason_of(answer.content), self._advice(server, answer.status))))
-        return RefusedError(f"{text}: {said}" if said else text, answer.status)
+    def _refusal(self, server: AdminServer, below: str, answer: httpx.Response, reason: str) -> RefusedError:
+        status = answer.status_code
+        text = f"{server.url.rstrip('/')}{below}: HTTP {status} {answer.reason_phrase}".rstrip()
+        said = "; ".join(filter(None, (reason, self._advice(server, status))))
+        return RefusedError(f"{text}: {said}" if said else text, status)
 
     def _advice(self, server: AdminServer, status: int) -> str:
         if status not in {_UNAUTHORIZED, _FORBIDDEN}:
@@ -344,13 +333,12 @@ def _token_host(text: str, default_port: int) -> tuple[str, int]:
     return host.rstrip("."), port or default_port
 
 
-def _whole(response: httpx.Response, bytes_max: int, deadline_s: float) -> Answer:
-    status, phrase, location = response.status_code, response.reason_phrase, response.headers.get("Location")
+def _content(response: httpx.Response, bytes_max: int, deadline_s: float) -> bytes:
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in {"", "identity"}:
         if response.is_success:
             raise AdminError(f"the answer of the server has the encoding {encoding!r}, which was not requested")
-        return Answer(status, phrase, location, b"")
+        return b""
     content = bytearray()
     for chunk in response.iter_raw():
         content += chunk
@@ -358,7 +346,7 @@ def _whole(response: httpx.Response, bytes_max: int, deadline_s: float) -> Answe
             raise AdminError(f"the answer of the server is over {bytes_max} bytes")
         if time.monotonic() > deadline_s:
             raise AdminError(_LATE)
-    return Answer(status, phrase, location, bytes(content))
+    return bytes(content)
 
 
 def _why(error: BaseException) -> str:
