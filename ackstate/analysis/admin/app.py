@@ -242,23 +242,22 @@ class Guard:
             return refusal(403, reason, headers=_CLOSE)
         if self._token is None and not _is_local(headers.get(b"host", b"")):
             return refusal(400, "Host must be 127.0.0.1 or localhost, because the server has no token")
-        if scope["path"] not in OPEN_PATHS and not self._is_authorized(headers):
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        is_right = self._token is None or (
+            scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
+        )
+        if scope["path"] not in OPEN_PATHS and not is_right:
             reason = "the bearer token is missing or wrong"
             return refusal(401, reason, headers={"WWW-Authenticate": "Bearer"})
         return None
-
-    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
 
 
 def _unsuitable(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
     # Once decoded, it would be indistinguishable from a slash that separates names.
     if b"%2f" in scope.get("raw_path", b"").lower():
         return refusal(400, "a slash in a name (%2F) is not supported")
-    if scope["method"] == "POST" and _media_type(headers) != b"application/json":
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if scope["method"] == "POST" and media_type != b"application/json":
         # A page of another origin can make a browser send other types without a preflight, but not this one.
         return refusal(415, "Content-Type must be application/json")
     length = headers.get(b"content-length", b"0")
@@ -294,10 +293,6 @@ def _is_loopback(client: tuple[str, int] | None) -> bool:
 def _is_local(host: bytes) -> bool:
     name = re.sub(r":[0-9]*\Z", "", host.decode("latin-1"))
     return name.lower() in _LOCAL_HOSTS
-
-
-def _media_type(headers: dict[bytes, bytes]) -> bytes:
-    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 LOCAL_HOST = "127.0.0.1"

@@ -54,24 +54,21 @@ ReportOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The destination of the estimates."""
+    """The destination of the estimates, as options name it; `typer.BadParameter` if they do not go together."""
 
     form: str | None  # one of `FORMATS`; None to show them
     out: Location | None  # the file in that format
     report: Location | None
 
-    @classmethod
-    def wanted(cls, form: str | None, out: Location | None, report: Location | None) -> Output:
-        """Return the destination that the options name; `typer.BadParameter` if they do not go together."""
-        if (form is None) != (out is None):
+    def __post_init__(self) -> None:
+        if (self.form is None) != (self.out is None):
             raise typer.BadParameter("--format and --out go together")
-        if form is not None and form not in FORMATS:
-            raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, got {form!r}")
-        for file in [each for each in (out, report) if each is not None]:
+        if self.form is not None and self.form not in FORMATS:
+            raise typer.BadParameter(f"--format must be one of {', '.join(FORMATS)}, got {self.form!r}")
+        for file in [each for each in (self.out, self.report) if each is not None]:
             # Before Spark starts.
             if file.is_dir() or (isinstance(file, Path) and not file.absolute().parent.is_dir()):
                 raise typer.BadParameter(f"{file}: the output must be a file in an existing directory")
-        return cls(form, out, report)
 
     def deliver(self, result: SweepResult, *parts: Table | str, answer: dict[str, Any] | None) -> None:
         """Show the estimates, or write them atomically and print the names of the files; the report is already written.
@@ -345,7 +342,7 @@ def sweep(
         raise typer.BadParameter("give the grid by either --grid or --set")
     if broker_conf is not None and current_policy:
         raise typer.BadParameter("give the policy in force by either --current-policy or --broker-conf")
-    output = Output.wanted(form, out, report)
+    output = Output(form, out, report)
     session = session_of(engine, master)
     from ackstate.analysis.estimate.current_policy import CurrentPolicy, read_broker_policy
     from ackstate.analysis.estimate.results import Target
@@ -448,7 +445,7 @@ def redelivery(
     In a trace of ackstate pulsar record, redelivery is exact at each poll. A
     directory with a trace for each day is read as one trace.
     """
-    output = Output.wanted(form, out, report)
+    output = Output(form, out, report)
     rate = 1.0 if crashes_per_day is None else crashes_per_day
     session = session_of(engine, master)
     from ackstate.analysis.replay.policy import Policy

@@ -10,7 +10,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ackstate.analysis.admin_client import PulsarAdmin
+    from ackstate.analysis.pulsar.durable import DurableState
+    from ackstate.cursor.formats import CursorState
     from ackstate.deleted_ranges import DeletedRanges
 
 _Object = TypeVar("_Object", bound=BaseModel)
@@ -160,13 +162,7 @@ def _position(text: str, what: str) -> Position:
     return Position(max(int(found[1]), 0), int(found[2]))
 
 
-class Acks(Protocol):
-    """Acked entries, in memory or durable."""
-
-    @property
-    def mark_delete(self) -> Position: ...
-    @property
-    def deleted(self) -> DeletedRanges: ...
+Acks: TypeAlias = "Acked | CursorState | DurableState"
 
 
 class Acked(NamedTuple):
