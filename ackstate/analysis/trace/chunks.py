@@ -48,7 +48,7 @@ from ackstate.analysis.trace.events import (
 from ackstate.entry_bitmap import bitmap_of_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyroaring import BitMap
 
@@ -146,6 +146,11 @@ class Events(NamedTuple):
     first_entry: Int64s
     last_entry: Int64s
     number: Int64s
+
+    @classmethod
+    def of_rows(cls, rows: Int64s) -> Self:
+        """Return the events of a matrix, a row each, whose first columns are these."""
+        return cls(*(np.ascontiguousarray(column) for column in rows.T[: len(cls._fields)]))
 
     def where(self, chosen: Int64s | Mask | slice) -> Events:
         """Return the events selected by indexes, a mask or a slice."""
@@ -279,6 +284,36 @@ def _joined(batch: pa.RecordBatch, name: str, counts: Sequence[int], total: int)
     return joined
 
 
+@final
+class Gatherer:
+    """Gathers rows by (topic, subscription), and passes those of each on in chunks."""
+
+    def __init__(self, pass_on: Callable[[tuple[str, str], Int64s], None]) -> None:
+        self._pass_on = pass_on
+        self._waiting: dict[tuple[str, str], list[Int64s]] = defaultdict(list)
+        self._count: Counter[tuple[str, str]] = Counter()
+
+    def add(self, key: tuple[str, str], rows: Int64s) -> None:
+        """Add the next rows, and pass whole chunks on; `flush` passes on the rest."""
+        self._waiting[key].append(rows)
+        self._count[key] += len(rows)
+        if self._count[key] >= CHUNK_EVENTS:
+            self._settle(key, least=CHUNK_EVENTS)
+
+    def flush(self) -> None:
+        """Pass on all rows that wait."""
+        for key in self._waiting:
+            self._settle(key, least=1)
+
+    def _settle(self, key: tuple[str, str], *, least: int) -> None:
+        rows = np.concatenate(self._waiting[key])
+        while len(rows) >= least:
+            self._pass_on(key, rows[:CHUNK_EVENTS])
+            rows = rows[CHUNK_EVENTS:]
+        # A copy, because a view would keep all rows in memory.
+        self._waiting[key], self._count[key] = [rows.copy()], len(rows)
+
+
 _EVENTS_PER_ROW_GROUP = 1 << 20
 _CHUNKS_PER_ROW_GROUP = 4_096
 
@@ -303,32 +338,11 @@ class ChunkWriter:
         self._begun: dict[tuple[str, str], tuple[int, int]] = dict(written or {})
         self._rows: list[tuple[tuple[str, str], int, int, Events]] = []  # key, number of the chunk, its first `seq`
         self._waiting = 0
-        self._gathered: dict[tuple[str, str], list[Events]] = defaultdict(list)
-        self._gathered_count: Counter[tuple[str, str]] = Counter()
 
     @property
     def written(self) -> dict[tuple[str, str], tuple[int, int]]:
         """The number of chunks and of events of each (topic, subscription) so far, with those of earlier files."""
         return dict(self._begun)
-
-    def add(self, key: tuple[str, str], events: Events) -> None:
-        """Gather the next events of a (topic, subscription), and write whole chunks; `flush` writes the rest."""
-        gathered = self._gathered[key]
-        gathered.append(events)
-        self._gathered_count[key] += len(events.kind)
-        if self._gathered_count[key] >= CHUNK_EVENTS:
-            rest = joined(gathered)
-            while len(rest.kind) >= CHUNK_EVENTS:
-                self.write(key, rest.where(slice(0, CHUNK_EVENTS)))
-                rest = rest.where(slice(CHUNK_EVENTS, None))
-            self._gathered[key], self._gathered_count[key] = [rest], len(rest.kind)
-
-    def flush(self) -> None:
-        """Write the events that `add` has gathered."""
-        for key, gathered in self._gathered.items():
-            self.write(key, joined(gathered))
-        self._gathered.clear()
-        self._gathered_count.clear()
 
     def write(self, key: tuple[str, str], events: Events) -> None:
         """Write the next chunk of a (topic, subscription); no-op without events."""

@@ -31,6 +31,7 @@ that is acked in parts. Parts count unless the broker or the client ignores them
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -49,8 +50,8 @@ from ackstate.analysis.trace.check import (
     Wrong,
     count_wrong,
 )
-from ackstate.analysis.trace.chunks import ChunkWriter, Events, TraceClock
-from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.chunks import ChunkWriter, Events, Gatherer, TraceClock
+from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recording import EntrySet, read_recording, segments
 from ackstate.analysis.trace.rows import (
@@ -289,17 +290,6 @@ class SeqOrder:
 
 
 @final
-class _PendingEvents:
-    """The waiting events of one subscription, and the state of its earlier ones."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Int64s] = []
-        self.count = 0
-        self.seqs = SeqOrder()
-        self.order = EventOrder()
-
-
-@final
 class EventSorter:
     """Gathers rows by subscription and writes them chunk by chunk.
 
@@ -311,9 +301,13 @@ class EventSorter:
         self._writer = writer
         self._bad_rows = bad_rows
         self._place = place
-        self._subscriptions: dict[tuple[str, str], _PendingEvents] = {}
-        self._published = PublishedEntries()
+        self._gathered = Gatherer(self._settle)
         self._waiting = 0
+        # What the earlier events of each subscription have left.
+        self._orders: dict[tuple[str, str], tuple[SeqOrder, EventOrder]] = defaultdict(
+            lambda: (SeqOrder(), EventOrder())
+        )
+        self._published = PublishedEntries()
 
     def add(self, rows: TraceRows, *, source: int) -> None:
         """Add the next rows of a source."""
@@ -323,38 +317,20 @@ class EventSorter:
         order = np.argsort(rows.key, kind="stable")
         values, ends = values[order], np.cumsum(np.bincount(rows.key, minlength=len(rows.keys)))
         for key, begin, end in zip(rows.keys, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            subscription = self._subscriptions.get(key)
-            if subscription is None:
-                subscription = self._subscriptions[key] = _PendingEvents()
             # A copy, because a view would keep the whole batch in memory.
-            subscription.waiting.append(values[begin:end].copy())
-            subscription.count += end - begin
-            if subscription.count >= CHUNK_EVENTS:
-                self._settle_chunks(key, subscription)
+            self._gathered.add(key, values[begin:end].copy())
         self._waiting += len(values)
         if self._waiting >= WAITING_MAX:
-            self._settle_all()
+            self._gathered.flush()
+            self._waiting = 0
 
     def finish(self) -> None:
         """Write the waiting rows, and count acks of entries that were never published."""
-        self._settle_all()
+        self._gathered.flush()
         for topic, count, sample in self._published.never():
             self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
 
-    def _settle_all(self) -> None:
-        for key, subscription in self._subscriptions.items():
-            self._settle_chunks(key, subscription, least=1)
-        self._waiting = 0
-
-    def _settle_chunks(self, key: tuple[str, str], subscription: _PendingEvents, *, least: int = CHUNK_EVENTS) -> None:
-        """Write chunks while there are at least `least` rows."""
-        rows = np.concatenate(subscription.waiting) if subscription.waiting else np.zeros((0, 9), np.int64)
-        while len(rows) >= least:
-            self._settle(key, subscription, rows[:CHUNK_EVENTS])
-            rows = rows[CHUNK_EVENTS:]
-        subscription.waiting, subscription.count = [rows.copy()] if len(rows) else [], len(rows)
-
-    def _settle(self, key: tuple[str, str], subscription: _PendingEvents, rows: Int64s) -> None:
+    def _settle(self, key: tuple[str, str], rows: Int64s) -> None:
         """Check rows against earlier ones, and write the valid ones as a chunk."""
 
         def shown(problem: Wrong, row: int) -> str:
@@ -362,21 +338,16 @@ class EventSorter:
             what = f"seq {seq}" if problem.name.startswith("SEQ") else EventKind(rows[row, 1]).name.lower()
             return f"{self._place(source, number)} ({what}, {' of '.join(filter(None, reversed(key)))})"
 
-        again, gap = subscription.seqs.judge(rows[:, 6])
+        seqs, order = self._orders[key]
+        again, gap = seqs.judge(rows[:, 6])
         count_wrong({Wrong.SEQ_GAP: gap}, self._bad_rows, shown)
         rows = rows[~count_wrong({Wrong.SEQ_AGAIN: again}, self._bad_rows, shown)]
-        rows = rows[~count_wrong(
-            {Wrong.TIME_BACK: subscription.order.judge_times(rows[:, 0])}, self._bad_rows, shown
-        )]  # fmt: skip
-        lives = subscription.order.judge_lives(_events(rows))
+        rows = rows[~count_wrong({Wrong.TIME_BACK: order.judge_times(rows[:, 0])}, self._bad_rows, shown)]
+        lives = order.judge_lives(Events.of_rows(rows))
         rows = rows[~count_wrong({Wrong.TWO_CURSORS: lives}, self._bad_rows, shown)]
-        events = _events(rows)
+        events = Events.of_rows(rows)
         self._published.follow(key, events)
         self._writer.write(key, events)
-
-
-def _events(rows: Int64s) -> Events:
-    return Events(*(np.ascontiguousarray(column) for column in rows.T[:6]))
 
 
 _PARQUET = b"PAR1"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import numpy as np
 import pyarrow as pa
 
-from ackstate.analysis.trace.chunks import ChunkWriter, Events, joined
+from ackstate.analysis.trace.chunks import ChunkWriter, Events, Gatherer, joined
 from ackstate.analysis.trace.events import EventKind
 from ackstate.analysis.trace.parquet import new_trace, write_manifest
 from ackstate.analysis.workloads.traffic import MESSAGES_PER_SECOND, UNACKED_MAX, Traffic, workload_named
@@ -317,10 +317,11 @@ def write_subscriptions(plan: TracePlan, subscriptions: Iterable[int], file: Loc
         for subscription in numbers:
             topic = plan.topic_of(subscription)
             name = f"persistent://public/default/topic-{topic:05}"
+            gathered = Gatherer(lambda key, rows: writer.write(key, Events.of_rows(rows)))
             for events, publishes in plan.series_of(subscription).parts(plan.events_of(subscription)):
-                writer.add((name, f"subscription-{subscription:05}"), events)
+                gathered.add((name, f"subscription-{subscription:05}"), np.column_stack(events))
                 if topic == subscription:
-                    writer.add((name, ""), publishes)
+                    gathered.add((name, ""), np.column_stack(publishes))
                     published += len(publishes.kind)
-            writer.flush()
+            gathered.flush()
     return GeneratedFile(writer.events - published, published, 1, file.stat().st_size)

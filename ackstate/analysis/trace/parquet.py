@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ackstate.analysis.location import StorePath, write_atomically
-from ackstate.analysis.trace.chunks import RULE, TRACE_SCHEMA, WALL_CLOCK_MS, ChunkWriter, Events, TraceClock
+from ackstate.analysis.trace.chunks import RULE, TRACE_SCHEMA, WALL_CLOCK_MS, ChunkWriter, Events, Gatherer, TraceClock
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     DROPPED_KEY,
@@ -480,13 +480,14 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 def write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
     """Cut each subscription's events into chunks, in order."""
     clock = TraceClock()
+    gathered = Gatherer(lambda key, rows: writer.write(key, Events.of_rows(rows)))
     for topic, subscription, events in frames:
-        arrays = Events(*np.array(events, np.int64).reshape(len(events), len(Events._fields)).T)
-        for ts_ms in arrays.ts_ms[clock.judge(arrays.ts_ms)][:1].tolist():
+        rows = np.array(events, np.int64).reshape(len(events), len(Events._fields))
+        for ts_ms in rows[clock.judge(rows[:, 0]), 0][:1].tolist():
             whose = " of ".join(filter(None, (subscription, topic)))
             raise TraceError(f"an event of {whose}: {clock.wrong(ts_ms)}")
-        writer.add((topic, subscription), arrays)
-    writer.flush()
+        gathered.add((topic, subscription), rows)
+    gathered.flush()
 
 
 DAY_SEQ = 2**44

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ackstate.analysis.trace import chunks
 from ackstate.analysis.trace import convert as conversion
 from ackstate.analysis.trace import rows as rows_module
 from ackstate.analysis.trace.check import BadRowsMax, Wrong, check_events
@@ -84,7 +85,7 @@ WAYS = ["gzip", "standard input", "small blocks", "line by line", "two files", "
 def test_every_way_leads_to_the_same_events(tmp_path, monkeypatch, way, sizes):
     rows, sources = many_rows(), [tmp_path / "events"]
     convert([write(tmp_path / "plain.jsonl", rows)], tmp_path / "plain")
-    monkeypatch.setattr(conversion, "CHUNK_EVENTS", sizes[0])
+    monkeypatch.setattr(chunks, "CHUNK_EVENTS", sizes[0])
     monkeypatch.setattr(conversion, "WAITING_MAX", sizes[1])
     table = pa.Table.from_pylist(rows)
     match way:
@@ -191,7 +192,7 @@ def test_the_threshold_is_a_number_or_a_share(tmp_path, allowed, is_refused):
 
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_seqs_that_come_again_or_late_are_left_out(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(conversion, "CHUNK_EVENTS", chunk)
+    monkeypatch.setattr(chunks, "CHUNK_EVENTS", chunk)
     rows = [ack(seq, seq=seq) for seq in (7, 8, 11, 9, 9, 12, 8, 10, 13)]
     converted = convert([write(tmp_path / "e", rows)], tmp_path / "trace", bad_rows_max=ANY)
     assert converted.bad_rows.counts == {Wrong.SEQ_GAP: 1, Wrong.SEQ_AGAIN: 4}
