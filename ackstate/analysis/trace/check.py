@@ -229,14 +229,14 @@ class PublishedEntries:
         for ledger_id, entries in bitmaps_of(named.ledger_id, named.first_entry, named.last_entry):
             named_entries.add(ledger_id, entries)
 
-    def never(self) -> Iterator[tuple[str, int, str]]:
-        """Yield each topic with entries that were acked but never published: their number, and the first one."""
+    def count_never(self, bad_rows: BadRows) -> None:
+        """Count the entries of each topic that were acked but never published, and name the first one."""
         for topic, published in self._published.items():
             left = self._acked.get(topic, EntrySet()) - published
             left.remove_before(*next(published.runs(), (0, 0, 0))[:2])
             if len(published) and len(left):
                 ledger_id, entry_id, _ = next(left.runs())
-                yield topic, len(left), f"{ledger_id}:{entry_id}"
+                bad_rows.add(Wrong.NEVER_PUBLISHED, len(left), [f"{ledger_id}:{entry_id} of {topic}"])
 
 
 _KEY = ("topic", "subscription", "chunk")
@@ -359,8 +359,7 @@ class _TraceCheck:
 
     def finish(self, path: Location) -> None:
         """Finish the checks of the whole trace."""
-        for topic, count, sample in self._published.never():
-            self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
+        self._published.count_never(self._bad_rows)
         self._bad_rows.check(BadRowsMax(), what=str(path), hint="record it again, or convert it from its source")
 
     def _judge(self, followed: _Followed, chunk: CheckedChunk) -> None:

@@ -327,8 +327,7 @@ class EventSorter:
     def finish(self) -> None:
         """Write the waiting rows, and count acks of entries that were never published."""
         self._gathered.flush()
-        for topic, count, sample in self._published.never():
-            self._bad_rows.add(Wrong.NEVER_PUBLISHED, count, [f"{sample} of {topic}"])
+        self._published.count_never(self._bad_rows)
 
     def _settle(self, key: tuple[str, str], rows: Int64s) -> None:
         """Check rows against earlier ones, and write the valid ones as a chunk."""
