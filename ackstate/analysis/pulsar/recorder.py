@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from urllib.parse import unquote_plus
 
 from pyroaring import BitMap
@@ -231,7 +231,7 @@ class ClusterRecorder:
             follower.is_gone = topic not in wanted and not self._may_exist(topic)
 
     def _poll_from_now(self, topic: str) -> None:
-        self._topics[topic] = TopicFollower(topic, self._recorded.pop(topic, {}))
+        self._topics[topic] = TopicFollower(topic, self._recorded.pop(topic, {}), partial(self._record, topic))
         self._queue.put(topic, 0.0)
 
     def _may_exist(self, topic: str) -> bool:
@@ -242,7 +242,7 @@ class ClusterRecorder:
         for topic in [*filter(self._may_exist, self._recorded)]:
             self._poll_from_now(topic)
         for topic, recorded in self._recorded.items():
-            TopicFollower(topic, recorded).ended(self.now_ms(), partial(self._record, topic))
+            TopicFollower(topic, recorded, partial(self._record, topic)).ended(self.now_ms())
         self._recorded.clear()
 
     # --- Polls
@@ -258,11 +258,10 @@ class ClusterRecorder:
             if follower.is_gone:
                 self._queue.done(broker)
                 self._unread.discard(topic)
-                self._topics.pop(topic).ended(self.now_ms(), partial(self._record, topic))
+                self._topics.pop(topic).ended(self.now_ms())
             else:
                 follower.due_s = now_s + self._every_s
-                record = partial(self._record, topic)
-                poll = pool.submit(follower.poll, self._source, self._durable, self.now_ms, record)
+                poll = pool.submit(follower.poll, self._source, self._durable, self.now_ms)
                 self._under_way[poll] = topic, broker
 
     def _take_done(self) -> None:
@@ -457,19 +456,20 @@ STATS_MS = 60_000
 """`stats` are requested this often, and whenever there is another cursor."""
 
 
-Record: TypeAlias = "Callable[[str, Sequence[Event]], None]"
-"""Called with a subscription, or "" for the topic itself, and its events, possibly none."""
-
-
 @final
 class TopicFollower:
-    """Follows one topic; one thread at a time. The first attributes belong to the main thread."""
+    """Follows one topic; one thread at a time. The first attributes belong to the main thread.
 
-    def __init__(self, topic: str, recorded: Mapping[str, Entries]) -> None:
+    `record` is called with a subscription, or "" for the topic itself, and its events, possibly none.
+    """
+
+    def __init__(
+        self, topic: str, recorded: Mapping[str, Entries], record: Callable[[str, Sequence[Event]], None]
+    ) -> None:
         self.due_s = 0.0
         self.is_gone = False
         self.polled_s: float | None = None  # when a poll last succeeded
-        self._topic = topic
+        self._topic, self._record = topic, record
         self._cursors = {name: CursorFollower(acked, is_new=False) for name, acked in recorded.items() if name}
         self._known = set(self._cursors)  # names of which the trace has events
         self._stats: TopicStats | None = None
@@ -483,7 +483,7 @@ class TopicFollower:
         """The broker that had the topic when `stats` were last read; empty if unknown."""
         return "" if self._stats is None else self._stats.owner_broker or ""
 
-    def poll(self, source: LiveBroker, durable: DurableReader, clock: Callable[[], int], record: Record) -> None:
+    def poll(self, source: LiveBroker, durable: DurableReader, clock: Callable[[], int]) -> None:
         """Poll once, and record the events since the last poll.
 
         Raises:
@@ -504,7 +504,7 @@ class TopicFollower:
             for ledger_id, bitmap in each.deleted.bitmaps():
                 if ledger_id in counts:
                     counts[ledger_id] = max(counts[ledger_id], bitmap.max() + 1)
-        record("", list(self._publishes(counts, ts_ms)))
+        self._record("", list(self._publishes(counts, ts_ms)))
         failures = []
         for name, cursor in cursors.items():
             state = states[self._topic, name]
@@ -515,21 +515,21 @@ class TopicFollower:
                 ts_ms, counts, existing_entries(counts, acks[name]), existing_entries(counts, state), state.version,
                 cursor.cursor_ledger, internals.entries_added_counter, is_after_failure,
             )  # fmt: skip
-            record(name, self._follower(name).follow(poll))
-        self._end(self._cursors.keys() - cursors.keys(), ts_ms, record)
+            self._record(name, self._follower(name).follow(poll))
+        self._end(self._cursors.keys() - cursors.keys(), ts_ms)
         self.cursor_count, self._has_failed = len(cursors), False
         # One that was just deleted, or has not been written yet.
         for failure in (each for each in failures if not isinstance(each, CursorGoneError)):
             raise failure
 
-    def ended(self, now_ms: int, record: Record) -> None:
+    def ended(self, now_ms: int) -> None:
         """Record that the topic was deleted."""
-        self._end(self._cursors.keys(), now_ms, record)
+        self._end(self._cursors.keys(), now_ms)
 
-    def _end(self, names: Iterable[str], now_ms: int, record: Record) -> None:
+    def _end(self, names: Iterable[str], now_ms: int) -> None:
         """Record that cursors were deleted, here or since an earlier recording."""
         for name in sorted(names):
-            record(name, self._cursors.pop(name).ended(now_ms))
+            self._record(name, self._cursors.pop(name).ended(now_ms))
 
     def _read_stats(self, source: LiveBroker, internals: TopicInternals, now_ms: int) -> None:
         is_known = all(unquote_plus(key) in self._known for key in internals.cursors)

@@ -245,8 +245,8 @@ def test_an_impossible_answer_is_refused_as_a_whole_and_the_other_topics_are_jud
         # Of the others the client's JSON is the guard, and a trace has no record of words.
         if internals not in (IMPOSSIBLE[LONG_RECORD], IMPOSSIBLE[LONG_NUMBER]):
             with pytest.raises(SnapshotError) as refused:
-                TopicFollower(SMOKE, {}).poll(
-                    source, Durable(), lambda: 1_700_000_000_000, partial(trace.record, SMOKE)
+                TopicFollower(SMOKE, {}, partial(trace.record, SMOKE)).poll(
+                    source, Durable(), lambda: 1_700_000_000_000
                 )
             assert len(str(refused.value)) < 500
     assert not list((tmp_path / "trace").glob("*.parquet"))

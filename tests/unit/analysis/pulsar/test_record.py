@@ -322,13 +322,14 @@ def test_subscriptions_and_topics_that_are_deleted_between_recordings_redeliver_
 def test_a_subscription_that_is_created_again_is_a_new_one():
     without = copy.deepcopy(INTERNALS)
     without["cursors"] = {}
-    follower, events, clock = TopicFollower(TOPIC, {}), {}, iter(range(T0, T0 + 1_000))
+    events, clock = {}, iter(range(T0, T0 + 1_000))
+    follower = TopicFollower(TOPIC, {}, lambda name, found: events.setdefault(name, []).extend(found))
     for internals in (acked([1, 3]), without, acked([5])):
         answers = SimpleNamespace(
             stats=lambda _: read_object(TopicStats, STATS, what="stats"),
             internals=lambda _, answer=internals: read_object(TopicInternals, answer, what="internalStats"),
         )  # fmt: skip
-        follower.poll(answers, Durable(), clock.__next__, lambda name, found: events.setdefault(name, []).extend(found))
+        follower.poll(answers, Durable(), clock.__next__)
     found = events["sub"]
     assert "CRASH" not in kinds(found)
     (again,) = (each for each in found if each.kind == EventKind.ACK and each.first_entry == 5)
