@@ -432,23 +432,19 @@ def _token(parameters: str) -> str:
     if parameters.startswith("token:"):
         token = parameters.removeprefix("token:")
     elif parameters.startswith("file:"):
-        token = _token_of_file(parameters)
+        parts = urlsplit(parameters)
+        if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
+            raise AdminError(f"--auth-params: {printable(parameters)} is not of the form file:///PATH")
+        try:
+            token = read_token(Path(unquote(parts.path)))
+        except (OSError, ValueError, AckStateError) as error:
+            raise AdminError(f"--auth-params: {printable(parameters)} cannot be read: {error}") from error
     else:
         # Not shown: it may be a token.
         raise AdminError("--auth-params must be token:TOKEN or file:///PATH")
     if not _TOKEN.fullmatch(token):
         raise AdminError("--auth-params: the token is empty or has a character that no token has")
     return token
-
-
-def _token_of_file(uri: str) -> str:
-    parts = urlsplit(uri)
-    if parts.netloc not in {"", "localhost"} or not parts.path.startswith("/"):
-        raise AdminError(f"--auth-params: {printable(uri)} is not of the form file:///PATH")
-    try:
-        return read_token(Path(unquote(parts.path)))
-    except (OSError, ValueError, AckStateError) as error:
-        raise AdminError(f"--auth-params: {printable(uri)} cannot be read: {error}") from error
 
 
 def _reason_of(content: bytes) -> str:

@@ -17,12 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from ackstate.inspect import find_cursors, inspect_cursor
-from ackstate.position import Position
 from ackstate.topic.log import MessageLog
 from ackstate.topic_name import persistence_name
 
 if TYPE_CHECKING:
-    from ackstate.cursor.formats import CursorState
     from ackstate.dispatch.explain import BlockReason, HoleReport
     from ackstate.dispatch.subscription import Subscription
     from ackstate.inspect import CursorInspection
@@ -117,32 +115,24 @@ def cursor_stats(found: CursorInspection, log: LedgerMap | None) -> InternalCurs
     record, content = found.record, found.content
     if record is None or content is None or found.problems:
         return InternalCursorStats()
-    read = _read_position(content, log)
+    mark_delete, acked = content.mark_delete, content.deleted.copy()
+    read = mark_delete._replace(entry_id=mark_delete.entry_id + 1) if log is None else log.next_valid(mark_delete)
+    backlog = 0
+    if log:
+        acked.discard_missing(log)
+        backlog = log.count_between(mark_delete, log.last_confirmed) - len(acked)
     return InternalCursorStats(
-        mark_delete_position=str(content.mark_delete),
+        mark_delete_position=str(mark_delete),
         read_position=str(read),
-        # Negative after a load, as in Pulsar: the counter of added entries is 0, and the difference is the backlog.
-        messages_consumed_counter=-_backlog(content, log) if log else 0,
+        messages_consumed_counter=-backlog,  # as in Pulsar after a load: the counter of added entries is 0
         cursor_ledger=-1 if record.cursor_ledger_id is None else record.cursor_ledger_id,
         cursor_ledger_last_entry=len(found.records) - 1,
         individually_deleted_messages=str(content.deleted),
         state="Closed",
-        number_of_entries_since_first_not_acked_message=log.count_between(content.mark_delete, read) if log else 0,
+        number_of_entries_since_first_not_acked_message=log.count_between(mark_delete, read) if log else 0,
         total_non_contiguous_deleted_messages_range=content.deleted.range_count,
         properties=dict(content.properties),
     )
-
-
-def _read_position(content: CursorState, log: LedgerMap | None) -> Position:
-    if log is not None:
-        return log.next_valid(content.mark_delete)
-    return Position(content.mark_delete.ledger_id, content.mark_delete.entry_id + 1)
-
-
-def _backlog(content: CursorState, log: LedgerMap) -> int:
-    acked = content.deleted.copy()
-    acked.discard_missing(log)
-    return log.count_between(content.mark_delete, log.last_confirmed) - len(acked)
 
 
 class _Explained(BaseModel):

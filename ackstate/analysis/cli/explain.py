@@ -128,13 +128,12 @@ def _cursor_json(cursor: CursorInspection, held: StoredHoles | None) -> dict[str
         "range_count": held and held.range_count,
         "record_bytes": held and held.record_bytes,
         "hole_count": held and held.hole_count,
-        "holes": [_hole_json(hole) for hole in held.holes] if held else [],
+        "holes": [
+            asdict(hole) | {"first": str(hole.first), "last": str(hole.last), "why": hole.why.name}
+            for hole in (held.holes if held else ())
+        ],
         "problems": [problem_json(problem) for problem in cursor.problems],
     }
-
-
-def _hole_json(hole: HoleReport) -> dict[str, Any]:
-    return asdict(hole) | {"first": str(hole.first), "last": str(hole.last), "why": hole.why.name}
 
 
 def _cursor_text(cursor: CursorInspection, held: StoredHoles | None) -> Iterator[Table | str]:
