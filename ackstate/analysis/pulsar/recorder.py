@@ -150,14 +150,15 @@ class ClusterRecorder:
         self._every_s = every_s
         self._glob = glob
         self._topics: dict[str, TopicFollower] = {}
-        self._unread: set[str] = set()  # topics whose last poll failed
         self._unlisted: Sequence[Unread] = ()  # their topics go on as before
         self._queue = PollQueue(AT_ONCE, self._broker_of)
         self._under_way: dict[Future[None], tuple[str, str]] = {}  # polls, by topic and broker as in the queue
-        self._recorded: dict[str, dict[str, Entries]] = {}
+        recorded: dict[str, dict[str, Entries]] = defaultdict(dict)
         for (topic, subscription), entries in trace.resumed.recorded.items():
             if source.includes(topic) and (not glob or matches(topic, glob)):
-                self._recorded.setdefault(topic, {})[subscription] = entries
+                recorded[topic][subscription] = entries
+        for topic, found in recorded.items():
+            self._poll_from_now(topic, found)
         # Steady, and after every time in an earlier recording, even if the clock of the system changes.
         self._begun_s = time.monotonic()
         self._begun_ms = max(time.time_ns() // 1_000_000, trace.resumed.until_ms + 1)
@@ -171,13 +172,12 @@ class ClusterRecorder:
         """Return the time in ms since 1970; it never falls."""
         return self._begun_ms + int((time.monotonic() - self._begun_s) * 1_000)
 
-    def run(self, for_s: float | None, show: Callable[[Progress], None]) -> Progress:
+    def run(self, for_s: float | None, show: Callable[[Progress], None]) -> None:
         """Record for some time; an exception of a signal handler ends it, too. The caller closes the trace."""
         end_s = None if for_s is None else time.monotonic() + for_s
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             self._follow(*self._list())
-            self._end_missing()
             listing: Future[Listing] | None = None
             listed_s, shown_s = time.monotonic(), 0.0
             while end_s is None or time.monotonic() < end_s:
@@ -197,16 +197,18 @@ class ClusterRecorder:
         finally:
             pool.shutdown(cancel_futures=True)
         self._take_done()
-        return self.progress()
 
     def progress(self) -> Progress:
         """Return the state of the recording."""
         cursors = sum(each.cursor_count for each in self._topics.values())
-        unread = len(self._unread)
+        unread = self._unread_count()
         return Progress(
             len(self._topics), cursors, unread, [*map(str, self._unlisted)], self._poll_count, self._event_count,
             self._last_failure if unread else "",
         )  # fmt: skip
+
+    def _unread_count(self) -> int:
+        return sum(each.is_unread for each in self._topics.values())
 
     # --- Topics
 
@@ -226,40 +228,30 @@ class ClusterRecorder:
         wanted = {topic for topic in topics if not self._glob or matches(topic, self._glob)}
         self._unlisted = [each for each in unlisted if may_match_below(each.name, self._glob)]
         for topic in sorted(wanted - self._topics.keys()):
-            self._poll_from_now(topic)
+            self._poll_from_now(topic, {})
         for topic, follower in self._topics.items():
-            follower.is_gone = topic not in wanted and not self._may_exist(topic)
+            follower.is_gone = topic not in wanted and not any(each.includes(topic) for each in self._unlisted)
 
-    def _poll_from_now(self, topic: str) -> None:
-        self._topics[topic] = TopicFollower(topic, self._recorded.pop(topic, {}), partial(self._record, topic))
+    def _poll_from_now(self, topic: str, recorded: Mapping[str, Entries]) -> None:
+        self._topics[topic] = TopicFollower(topic, recorded, partial(self._record, topic))
         self._queue.put(topic, 0.0)
-
-    def _may_exist(self, topic: str) -> bool:
-        return any(each.includes(topic) for each in self._unlisted)
-
-    def _end_missing(self) -> None:
-        """Record that topics of the earlier recording were deleted meanwhile; those that were not listed are polled."""
-        for topic in [*filter(self._may_exist, self._recorded)]:
-            self._poll_from_now(topic)
-        for topic, recorded in self._recorded.items():
-            TopicFollower(topic, recorded, partial(self._record, topic)).ended(self.now_ms())
-        self._recorded.clear()
 
     # --- Polls
 
     def _broker_of(self, topic: str) -> str:
         """Return the broker for `PollQueue`; topics that never answered count as those of one broker."""
-        return self._topics[topic].broker or (_NEVER_READ if topic in self._unread else "")
+        follower = self._topics[topic]
+        return follower.broker or (_NEVER_READ if follower.is_unread else "")
 
     def _poll_due(self, pool: ThreadPoolExecutor, now_s: float) -> None:
         self._take_done()
-        for topic, broker in self._queue.take(now_s):
-            follower = self._topics[topic]
-            if follower.is_gone:
-                self._queue.done(broker)
-                self._unread.discard(topic)
-                self._topics.pop(topic).ended(self.now_ms())
-            else:
+        while taken := self._queue.take(now_s):
+            for topic, broker in taken:
+                follower = self._topics[topic]
+                if follower.is_gone:
+                    self._queue.done(broker)
+                    self._topics.pop(topic).ended(self.now_ms())
+                    continue
                 follower.due_s = now_s + self._every_s
                 poll = pool.submit(follower.poll, self._source, self._durable, self.now_ms)
                 self._under_way[poll] = topic, broker
@@ -274,13 +266,13 @@ class ClusterRecorder:
             self._queue.put(topic, self._topics[topic].due_s)
 
     def _take_result(self, topic: str, error: BaseException | None) -> None:
+        follower = self._topics[topic]
+        follower.is_unread = error is not None
         if error is None:
-            self._unread.discard(topic)
             self._poll_count += 1
-            self._note_pace(self._topics[topic])
+            self._note_pace(follower)
         elif isinstance(error, AckStateError):
-            self._unread.add(topic)
-            self._topics[topic].due_s = time.monotonic() + pause_s(len(self._unread), self._every_s)
+            follower.due_s = time.monotonic() + pause_s(self._unread_count(), self._every_s)
             self._last_failure = str(error)
         else:
             raise error
@@ -468,6 +460,7 @@ class TopicFollower:
     ) -> None:
         self.due_s = 0.0
         self.is_gone = False
+        self.is_unread = False  # whether the last poll failed
         self.polled_s: float | None = None  # when a poll last succeeded
         self._topic, self._record = topic, record
         self._cursors = {name: CursorFollower(acked, is_new=False) for name, acked in recorded.items() if name}

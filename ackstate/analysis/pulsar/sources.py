@@ -382,20 +382,14 @@ class LiveBroker:
         self.look_at_broker()
         if not (topics or namespaces or tenants):
             tenants = [each for each in self._names("/admin/v2/tenants") if each != _SYSTEM_TENANT]
-        unread: list[Unread] = []
-
-        def listed(kind: _Kind, names: Iterable[str], ask: Callable[[str], list[str]]) -> list[list[str]]:
-            found, failed = request_all(kind, dict.fromkeys(names), ask)
-            unread.extend(failed)
-            return [*found.values()]
-
         # The path of a tenant's namespaces is a prefix of a namespace's path.
-        of_tenants = listed("tenant", tenants, lambda tenant: self._names(_tenant_path(tenant)))
-        of_namespaces = listed("namespace", chain(namespaces, *of_tenants), self._of_namespace)
-        of_topics = listed("topic", topics, self._partitions)
-        if unread and not (of_namespaces or of_topics or [] in of_tenants):
+        of_tenants, unread = request_all("tenant", tenants, lambda tenant: self._names(_tenant_path(tenant)))
+        of_namespaces, unlisted = request_all("namespace", chain(namespaces, *of_tenants.values()), self._of_namespace)
+        of_topics, unknown = request_all("topic", topics, self._partitions)
+        unread = [*unread, *unlisted, *unknown]
+        if unread and not (of_namespaces or of_topics or [] in of_tenants.values()):
             raise unread[0].error
-        return sorted({*chain(*of_namespaces, *of_topics)}), unread
+        return sorted({*chain(*of_namespaces.values(), *of_topics.values())}), unread
 
     @property
     def request_count(self) -> int:
@@ -493,7 +487,7 @@ def request_all(
         finally:
             done()
 
-    asked = [*names]
+    asked = [*dict.fromkeys(names)]
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         for name, answer in zip(asked, pool.map(answer_of, asked), strict=True):
