@@ -139,7 +139,8 @@ def check_shortage(side, consumer, closed_before, *, weight_elsewhere=0):
     weight = max(map(model.weight, may_wait))
     binding = _binding(side, consumer, closed_before, cost=cost, weight=weight)
     if model.unacked(consumer) + weight_elsewhere > consumer_max(side):
-        binding |= {Rule.CONSUMER_UNACKED_MESSAGES} & closed_for(side, consumer).keys()
+        # A heavier message was refused. If its usage is low, its rule has opened since, and would wake a waiter at once.
+        binding |= {Rule.CONSUMER_UNACKED_MESSAGES}
     what = f"{len(waiting)} messages from {log.positions[waiting[0]]} on"
     hold(Promise.I8, bool(binding), f"{what} were kept back for nothing")
     if binding == {Rule.UNPERSISTED_ACK_RECORD_BYTES} and side.simulation.settings.promotes_young and _works(side):
