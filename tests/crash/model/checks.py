@@ -139,7 +139,7 @@ def check_shortage(side, consumer, closed_before, *, weight_elsewhere=0):
     weight = max(map(model.weight, may_wait))
     binding = _binding(side, consumer, closed_before, cost=cost, weight=weight)
     if model.unacked(consumer) + weight_elsewhere > consumer_max(side):
-        # A heavier message was refused. If its usage is low, its rule has opened since, and would wake a waiter at once.
+        # A heavier message was refused. If the usage is low, the rule has opened since, and a waiter would be called.
         binding |= {Rule.CONSUMER_UNACKED_MESSAGES}
     what = f"{len(waiting)} messages from {log.positions[waiting[0]]} on"
     hold(Promise.I8, bool(binding), f"{what} were kept back for nothing")
