@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from ackstate import CursorConfig, DeadLetterPolicy, ManagedCursor, MemoryStore, Message, Subscription
 from ackstate.delay import TopicDelayIndex
 from ackstate.dispatch import SubscriptionOptions, SubscriptionType
@@ -92,6 +94,15 @@ LIMITS = {
     "bytes": "max_unpersisted_ack_record_bytes", "ranges": "max_unacked_ranges", "messages": "max_unacked_messages",
     "each": "max_unacked_messages_per_consumer",
 }  # fmt: skip
+
+
+def for_each_kind(stories):
+    """Return the parameters of stories by name, the first of which is the kinds to tell each for."""
+    return [
+        pytest.param(kind, *rest, id=f"{name}-{kind.value}")
+        for name, (kinds, *rest) in stories.items()
+        for kind in kinds
+    ]
 
 
 def limits_of(words):

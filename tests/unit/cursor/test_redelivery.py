@@ -4,7 +4,7 @@ import pytest
 
 from ackstate import CursorConfig, Format, SubscriptionType
 from ackstate.dispatch import RetryPolicy
-from topics import StoryTopic
+from topics import StoryTopic, for_each_kind
 
 KINDS = {"shared": SubscriptionType.SHARED, "keys": SubscriptionType.KEY_SHARED}
 
@@ -140,14 +140,7 @@ CRASHES = {  # of kinds, with settings
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "story"),
-    [
-        pytest.param(kind, settings, story, id=f"{name}-{kind.value}")
-        for name, (kinds, settings, story) in CRASHES.items()
-        for kind in kinds
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings", "story"), for_each_kind(CRASHES))
 def test_a_story_of_counts_that_outlive_a_crash(kind, settings, story):
     StoryTopic(kind, **settings).tell(story)
 

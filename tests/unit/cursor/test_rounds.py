@@ -4,7 +4,7 @@ import pytest
 
 from ackstate import CorruptStateError, CursorClosedError, StoreError, SubscriptionType
 from ackstate.dispatch.admission import RoundWaiter
-from topics import StoryTopic, limits_of
+from topics import StoryTopic, for_each_kind, limits_of
 
 SHARED, KEY_SHARED = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
 EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
@@ -95,14 +95,7 @@ EVENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "limits", "options", "story"),
-    [
-        pytest.param(kind, limits, options, story, id=f"{name}-{kind.value}")
-        for name, (kinds, limits, options, story) in STORIES.items()
-        for kind in kinds
-    ],
-)
+@pytest.mark.parametrize(("kind", "limits", "options", "story"), for_each_kind(STORIES))
 def test_a_story_of_rounds(kind, limits, options, story):
     StoryTopic(kind, options=options, **limits_of(limits.split())).tell(story)
 

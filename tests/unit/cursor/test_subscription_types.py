@@ -7,7 +7,7 @@ import pytest
 from ackstate import SubscriptionType
 from ackstate.dispatch.consumers import Consumers
 from ackstate.position_set import PositionSet
-from topics import NumberedTopic, StoryTopic, limits_of
+from topics import NumberedTopic, StoryTopic, for_each_kind, limits_of
 
 EXCLUSIVE, FAILOVER, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED
 KEYS = SubscriptionType.KEY_SHARED
@@ -95,14 +95,7 @@ STORIES = {  # of types, with limits
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "limits", "story"),
-    [
-        pytest.param(kind, limits, story, id=f"{name}-{kind.value}")
-        for name, (kinds, limits, story) in STORIES.items()
-        for kind in kinds
-    ],
-)
+@pytest.mark.parametrize(("kind", "limits", "story"), for_each_kind(STORIES))
 def test_a_story_of_who_gets_which_messages(kind, limits, story):
     StoryTopic(kind, **limits_of(limits.split())).tell(story)
 
