@@ -252,8 +252,10 @@ class DeletedRanges:
 
     def span(self) -> tuple[Position, Position] | None:
         """Return the lower end of the first range and the upper end of the last, or None."""
-        first, last = self.first_range(), self.last_range()
-        return first and last and (first[0], last[1])
+        if not self._ledger_ids:
+            return None
+        first, last = self._bitmaps[0].min(), self._bitmaps[-1].max()
+        return Position(self._ledger_ids[0], first - 1), Position(self._ledger_ids[-1], last)
 
     def cardinality(self, first: Position, last: Position) -> int:
         """Return the number of acked entries between two positions, both inclusive. O(1) for each ledger between."""

@@ -98,8 +98,8 @@ class CursorState(NamedTuple):
     @property
     def highest(self) -> Position:
         """The highest position that it reaches."""
-        highest = self.deleted.last_range()
-        return self.mark_delete if highest is None else max(self.mark_delete, highest[1])
+        span = self.deleted.span()
+        return self.mark_delete if span is None else max(self.mark_delete, span[1])
 
 
 def check_within_log(content: CursorState, ledgers: LedgerMap) -> None:

@@ -181,7 +181,7 @@ def recovery(store):
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(
     ("prepare", "modules_max", "calls_max"),
-    [(ack_to_receipt, 14, 65), (publish_to_late_delivery, 29, 373), (recovery, 20, 207)],
+    [(ack_to_receipt, 14, 65), (publish_to_late_delivery, 29, 373), (recovery, 20, 203)],
 )
 def test_the_walks_through_the_library_are_short(tmp_path, store, prepare, modules_max, calls_max):
     with closing(STORES[store](tmp_path / "store")) as opened:
