@@ -17,6 +17,7 @@ def test_a_log_of_empty_ledgers_ends_before_the_first_entry_of_the_last():
     log = LedgerMap.from_counts({1: 0, 2: 0})
     assert (log.last_confirmed, log.next_valid(P(1, -1))) == (P(2, -1), P(2, 0))
     assert log.append() == P(2, 0)
+    log.roll(3)
     assert log.last_confirmed == P(2, 0)
 
 
@@ -81,6 +82,7 @@ def test_a_refused_call_changes_nothing():
         lambda: log.roll(3),
         lambda: log.roll(2**63),
         lambda: log.append(1.5),
+        lambda: log.check_written(P(3, 1.0)),
     ):
         with pytest.raises((ValueError, TypeError)):
             refused()

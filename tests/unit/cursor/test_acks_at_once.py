@@ -68,6 +68,12 @@ def test_what_is_no_list_of_positions_is_refused_and_nothing_is_acked(positions,
     assert (topic.subscription.unacked_messages, topic.cursor.view.acked_count) == (44, 0)
 
 
+def test_neighbours_of_which_none_was_sent_take_the_room_of_one_range():
+    topic = NumberedTopic(max_unacked_ranges=2)
+    topic.publish(9)
+    assert topic.subscription.ack_many(topic.positions[1:6], now_ms=0).newly_acked == 5
+
+
 @pytest.mark.parametrize(
     "array", [np.array([1, 3]), np.array([[1, 3, 4]]), np.array([["1", "3"]]), np.zeros((1, 2, 2))]
 )

@@ -321,7 +321,8 @@ async def test_a_subscription_tells_what_that_of_the_topic_tells():
         assert await billing.explain_holes(1) == inner.explain_holes(1)
         assert billing.redelivery_if_crashed == 1
         await billing.change_limits(GateLimits(max_unacked_messages=1))
-        assert await billing.why_blocked(top=1) == inner.why_blocked(top=1) != ()
+        (reason,) = await billing.why_blocked(top=1)
+        assert ((reason,), reason.limit) == (inner.why_blocked(top=1), 1)
         assert (await billing.skip(2)).newly_acked == 2
         assert (await billing.clear_backlog()).newly_acked == 3
         assert (inner.cursor.backlog, await billing.why_blocked()) == (0, ())

@@ -346,7 +346,8 @@ async def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():
     assert subscription.subscription.cursor.backlog == 0
 
 
-async def test_a_deleted_subscription_calls_its_hand_overs_off():
+@pytest.mark.parametrize("whole", [False, True], ids=["subscription", "topic"])
+async def test_a_deleted_subscription_calls_its_hand_overs_off(whole):
     async def hand_over(_):
         begun.set()
         try:
@@ -359,6 +360,6 @@ async def test_a_deleted_subscription_calls_its_hand_overs_off():
     async with Broker(DeadLetterPolicy(0, hand_over)) as broker:
         _, _, sending = await broker.given_back()
         await begun.wait()
-        await (await broker.topics.open("orders")).unsubscribe("s")
+        await (broker.topics.delete("orders") if whole else (await broker.topics.open("orders")).unsubscribe("s"))
         await asyncio.wait_for(called_off.wait(), 10)
     assert sending.exception() is not None

@@ -174,6 +174,13 @@ def test_each_repair_does_what_was_announced(form, damage):
         assert again.inspect().status is Status.OK
 
 
+def test_without_the_message_log_only_where_a_new_start_stands_is_unknown():
+    planted = DamagedStore(has_log=False)
+    damage_record(planted)
+    ((orphan, anew),) = (problem.repairs for problem in planted.inspect().problems)
+    assert (anew.repair, anew.mark_delete, orphan.mark_delete) == (Repair.START_ANEW, None, planted.log.first_position)
+
+
 def test_the_repair_that_keeps_more_comes_first_and_says_so():
     planted = DamagedStore()
     damage_middle(planted)

@@ -100,6 +100,13 @@ def test_other_integers_become_a_plain_position(store, log, position):
     assert (type(marked), *map(type, marked)) == (P, int, int)
 
 
+@pytest.mark.parametrize("entries", [{4}, range(4, 6), (4, 5), np.array([4, 5]), BitMap([4, 5])], ids=repr)
+def test_entries_may_come_in_any_collection(store, log, entries):
+    cursor = open_cursor(store, log)
+    assert cursor.ack_entries(3, entries, now_ms=1).newly_acked == len(entries)
+    assert list(cursor.deleted.entries(3)) == list(entries)
+
+
 def test_entries_of_many_ledgers_are_acked_together_or_not_at_all(log):
     one, many = (open_cursor(MemoryStore(), log, become_old_ack_record_seconds=1) for _ in range(2))
     for cursor in (one, many):
@@ -145,6 +152,7 @@ def test_a_position_that_the_log_never_had_is_refused(store, log, position):
         lambda cursor: cursor.ack(P(2**63, 0), now_ms=1),
         lambda cursor: cursor.mark_delete(P(3, -2), now_ms=1),
         lambda cursor: cursor.reset(P(3, -2), now_ms=1),
+        lambda cursor: cursor.promote(-1, now_ms=1),
     ],
 )
 @pytest.mark.parametrize("marked", [P(3, -1), P(3, 2)])

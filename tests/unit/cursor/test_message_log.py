@@ -77,6 +77,16 @@ def test_what_is_no_list_of_messages_stores_none(messages, saying):
     assert store.mutation_count == before
 
 
+@pytest.mark.parametrize(
+    ("name", "end"), [("publish_time_ms", 2**63), ("deliver_at_ms", 2**63), ("message_count", 2**32)]
+)
+def test_a_number_that_its_field_cannot_hold_is_refused(name, end):
+    _, log = opened()
+    assert log.publish([PLAIN._replace(**{name: end - 1})])
+    with pytest.raises(ValueError, match=f"{name} must be in .* got {end}"):
+        log.publish([PLAIN._replace(**{name: end})])
+
+
 def test_a_single_position_is_no_list_of_positions():
     _, log = opened()
     (position,) = log.publish([PLAIN])

@@ -35,8 +35,8 @@ STORIES = {
     ),
     "a reset forgets what came before": (
         "entries 0..3 50; upto 3 sequence=7; batch 60 0b1; persist; durable -> 0 3 60; at 1; reset 2 -> SNAPSHOT 0; "
-        "marked -> 1; reads -> 2; backlog -> 998; durable -> -; at 2; ack 9; marked -> 1; batches -> -; "
-        "acked 50 -> -; durable -> -; crash; marked -> 1; batches -> -; acked 50 -> -"
+        "marked -> 1; reads -> 2; backlog -> 998; durable -> -; ack 1 -> 0; durable -> 1; at 2; ack 9; marked -> 1; "
+        "batches -> -; acked 50 -> -; durable -> 1; crash; marked -> 1; batches -> -; acked 50 -> -"
     ),
     "what was sent before a reset is young again after it": (
         "begin become_old_ack_record_seconds=10; delivered 200; at 60000; reset 0; entries 5 7 9; "

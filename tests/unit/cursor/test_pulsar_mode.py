@@ -382,6 +382,7 @@ def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store,
         pytest.param(P(3, 12), {3: 10}, P(3, 9), id="beyond the end of the log"),
         pytest.param(P(6, 2), {3: 10, 5: 0}, P(5, -1), id="beyond the end, where an empty ledger follows"),
         pytest.param(P(2, 4), {3: 10}, P(2, 4), id="a ledger that was trimmed"),
+        pytest.param(P(2, 0), {3: 10}, P(2, 0), id="the first entry of one that was trimmed"),
     ],
 )
 def test_where_a_mark_delete_of_pulsar_stands_on_a_log_that_has_changed(mark_delete, counts, expected):

@@ -84,6 +84,18 @@ def test_what_each_rule_keeps(rule, form, limit, kept):
     assert cursor.redelivery_if_crashed == result.messages_cut == 6 - len(recovered.deleted)
 
 
+def test_a_promotion_leaves_what_is_durable_durable():
+    """Any other persist by that rule would keep the acks in the lower ledger instead."""
+    store, log = MemoryStore(), LedgerMap.from_counts({1: 10, 2: 10, 3: 10})
+    config = {"range_count_max": 1, "range_limit_rule": LimitRule.PULSAR_4_2, "become_old_ack_record_seconds": 60}
+    cursor = opened(store, log, **config)
+    cursor.ack_entries(2, [1, 3], now_ms=0)
+    cursor.promote(0, now_ms=0)
+    cursor.ack_entries(1, [1, 3], now_ms=0)
+    cursor.promote(0, now_ms=0)
+    assert str(opened(MemoryStore(store.disk), log).deleted) == "[(2:0..2:1],(2:2..2:3]]"
+
+
 def test_a_rule_of_pulsar_is_for_its_format_and_its_order():
     config = CursorConfig(format=Format.PULSAR)
     with pytest.raises(ValueError, match="format must be PULSAR with range_limit_rule=PULSAR_5_0, got NATIVE"):

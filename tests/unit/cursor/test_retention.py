@@ -7,6 +7,7 @@ import pytest
 
 from ackstate import (
     BacklogQuotaExceededError,
+    CorruptStateError,
     LogFencedError,
     ManagedCursor,
     MemoryStore,
@@ -189,6 +190,8 @@ def test_the_backlog_is_reported_with_its_holder_and_its_limit(topic):
     acked_up_to(cursor, positions[14])  # half of a ledger, of which the average entry counts
     assert backlog_report(log, limited, {})[:2] == (36, 36 * ENTRY_BYTES)
     assert not backlog_report(log, limited, {}).is_exceeded
+    acked_up_to(even := cursor_of(store, log, "even"), positions[14])
+    assert backlog_report(log, limited, {"s": cursor, "even": even}).held_by == "even"  # the first by name
     assert BacklogPolicy("producer_exception") is BacklogPolicy.REFUSE_PUBLISH
 
 
@@ -228,9 +231,21 @@ def test_a_mark_delete_before_the_empty_last_ledger_holds_nothing(topic):
     empty_id = store.ledgers.create(log_owner("t"))  # as an owner leaves it that is taken over as it begins a ledger
     log = opened(store)
     acked_up_to(cursor_of(store, log), Position(empty_id, -1))
-    assert backlog_report(log, NOTHING_KEPT, {}).held_by is None
+    report = backlog_report(log, NOTHING_KEPT, {})
+    assert (report.held_by, report.entry_count, report.byte_count) == (None, 0, 0)
     assert trim_log(log, NOTHING_KEPT, {}, now_ms=0) == 5
     assert ids_on_disk(store) == [empty_id]
+
+
+def test_a_ledger_that_cannot_be_read_counts_no_bytes(topic, monkeypatch):
+    store, *_ = topic
+
+    def damaged(*_):
+        raise CorruptStateError("ledger", offset=0, expected="entries", found="none")
+
+    monkeypatch.setattr(type(store.ledgers), "read", damaged)
+    report = backlog_report(MessageLog.find(store, topic="t"), NOTHING_KEPT, {}, stored={})
+    assert (report.log_entry_count, report.log_byte_count) == (50, 40 * ENTRY_BYTES)  # The record has the other sizes.
 
 
 YEAR_MS = 365 * 24 * 3_600_000

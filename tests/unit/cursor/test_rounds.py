@@ -58,6 +58,9 @@ STORIES = {  # of types, with limits and options
         "join a *9; at 3600000; publish 2; settle; nack 0 +500; settle; wakes -> 3600500; at 0; redeliver b; "
         "woken -> round; round -> -; wakes -> 500",
     ),
+    "a limit that begins to bind wakes no one": (
+        [SHARED], "ranges=1", {}, "join a *9; publish 3; round -> a 0; woken -> -",
+    ),
     "dispatch takes no permits": ([SHARED], "", {}, "join a *1; publish 3; send a 2 -> 0 1; round -> a 2"),
 }  # fmt: skip
 ONE, AHEAD, KEYED_AHEAD = "join a *9; publish 2; settle", {"look_ahead_max": 2}, "join b *9; join a; keys "

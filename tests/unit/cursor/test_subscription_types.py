@@ -48,11 +48,17 @@ STORIES = {  # of types, with limits
     ),
     "no limit holds a single active consumer back": (
         [EXCLUSIVE, FAILOVER], "messages=2 ranges=1 bytes=1024",
-        "publish 1000; send a 1000 -> 0..999; ack 1..999/2; unpersisted -> 7872; closed -> -; publish 1; "
+        "publish 1000; send a 1000 -> 0..999; ack 1..999/2; bytes -> 7872; closed -> -; publish 1; "
         "send a -> 1000; wait a; woken -> a",
     ),
     "a single active consumer gets delayed messages at once, as in pulsar": (
         [EXCLUSIVE, FAILOVER], "", "publish 2 @1000; send a -> 0 1; wake -> None",
+    ),
+    "a consumer that may have one message has it": (
+        [SHARED, KEYS], "each=1", "publish 2; send a -> 0; send a -> -; ack 0; send a -> 1",
+    ),
+    "no rule keeps back what is not there": (
+        [SHARED, KEYS], "ranges=2", "publish 2; send a -> 0 1; send a -> -; closed -> -",
     ),
     # A message that waits and is acked with the cursor itself: those of its key never filled a hole again.
     "what was acked past the subscription does not hold its key up": (

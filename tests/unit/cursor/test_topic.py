@@ -5,6 +5,7 @@ import time
 import pytest
 
 from ackstate import (
+    BrokerLimit,
     MemoryStore,
     Message,
     Position,
@@ -52,7 +53,8 @@ def test_a_subscription_continues_where_it_is_stored(topic):
     billing.ack(positions[2], now_ms=2)
     topic = reopened(topic)
     billing = topic.subscribe("billing", start=Start.EARLIEST, now_ms=100)
-    assert entries(billing.dispatch("ann", 9, now_ms=101)) == [0, 1, 3, 4]
+    sent = billing.dispatch("ann", 9, now_ms=101)
+    assert [(each.position.entry_id, each.redelivery_count) for each in sent] == [(0, 1), (1, 1), (3, 1), (4, 1)]
     assert topic.subscribe("billing", now_ms=100) is billing
     assert list(topic.subscriptions) == ["billing"]
 
@@ -251,6 +253,16 @@ def test_topics_share_a_tick_a_publish_and_a_close():
         before = store.mutation_count
     assert store.mutation_count == before + 3
     assert (len(topics), topics.stored()) == (0, names)
+
+
+def test_a_closed_topic_leaves_the_limit_of_its_broker(store):
+    broker = BrokerLimit(10)
+    with Topic.open(store, "t", settings=TopicSettings(broker_limit=broker), now_ms=0) as topic:
+        subscription = topic.subscribe("s", now_ms=0)
+        topic.publish(messages(3), now_ms=1)
+        subscription.dispatch("ann", 9, now_ms=1)
+        assert broker.unacked_messages == 3
+    assert broker.unacked_messages == 0
 
 
 def test_deleting_a_topic_leaves_nothing():

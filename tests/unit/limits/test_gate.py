@@ -178,7 +178,10 @@ def test_a_full_broker_lets_each_have_its_share_until_the_total_is_below_half():
     assert (large.gate.blocked_count(verdict.rule), small.gate.blocked_count(verdict.rule)) == (1, 1)
     small.ack(8)
     assert small.send(1).granted == 0
+    woken = []
+    small.gate.when_open(lambda: woken.append("its own share"))
     small.ack(1)
+    assert woken == ["its own share"]
     assert (broker.is_blocked, small.send(*[1] * 20).granted) == (True, 9)
     small.send(1)
     large.ack(66)

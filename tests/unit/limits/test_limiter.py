@@ -65,6 +65,13 @@ def test_an_ack_for_which_nothing_is_reserved_is_refused_at_a_limit_and_changes_
     assert broker.ack(positions(5)) == []
 
 
+def test_an_ack_of_what_was_sent_is_taken_whatever_the_limits_are_now():
+    broker = limiter()
+    broker.admit(positions(*range(6)))
+    broker.change_limits(GateLimits(max_unacked_ranges=1))
+    assert broker.ack(positions(1, 3, 5)) == []
+
+
 def test_the_subscriptions_of_a_broker_share_its_limit():
     shared = BrokerLimit(4, blocked_share=0.5)
     one, other = limiter(broker=shared), limiter(broker=shared)

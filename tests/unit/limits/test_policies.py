@@ -53,6 +53,11 @@ def test_a_delay_above_the_maximum_is_refused_in_pulsars_words(asked_ms):
     assert (caught.value.max_delivery_delay_ms, caught.value.level) == (60, Level.NAMESPACE)
 
 
+@pytest.mark.parametrize("asked_ms", [-1, -(2**63)])
+def test_any_time_below_0_asks_for_no_delay(asked_ms):
+    assert effective(P(), longest(60), ON).deliver_at(1_000, asked_ms) == (asked_ms, False)
+
+
 SWITCHES_OFF = "of the topic would switch off a policy of its namespace: "
 NOT_KEPT = "{} (of the {}) would not be kept: delayed delivery is not active (says the {})"
 
