@@ -26,6 +26,8 @@ from pyroaring import BitMap
 from ackstate import BatchIndexes, CorruptStateError, DeletedRanges, LedgerMap, Position
 from ackstate.delay.bucket_storage import decode_registry
 from ackstate.errors import UnsupportedVersionError
+from ackstate.limits.policies import decode_policies
+from ackstate.message import decode_messages
 from ackstate.wire import native
 from ackstate.wire.pulsar import (
     Compression,
@@ -307,6 +309,10 @@ def disagreeing_in(bitmaps):
     return disagreeing(bitmaps={ledger_id: BitMap(entries) for ledger_id, entries in bitmaps.items()})
 
 
+def decode_message(data):
+    return next(decode_messages([(3, [data])]))
+
+
 TWICE = element((1, 5), (2, 3), (3, 7)) + element((1, 6), (2, 3), (3, 7))
 
 # A decoder, bytes or their hexadecimal digits, the offset of the error, and a part of what it says was expected.
@@ -404,6 +410,10 @@ REFUSED = [
     (native.decode, with_bytes(RECORD, LAST_BATCH + 12, b"\0"), LAST_BATCH + 14, "the last of them not 0"),
     (native.decode, with_bytes(RECORD, LAST_BATCH + 12, b"\3"), LAST_BATCH + 14, "24 bytes of batch words"),
     (native.decode, with_bytes(RECORD, LAST_BATCH + 14, b"\0"), LAST_BATCH + 14, "the last of them not 0"),
+    (decode_message, b"ackmsg2\xff" + bytes(24), 24, "a number of messages above 0"),
+    (decode_message, b"ackmsg3\xff" + bytes(16) + b"\1\0\0\0" + b"\xfe\xff\xff\xff", 24, "bytes of the key"),
+    (decode_policies, b"[]", 0, "a document of policies"),
+    (decode_policies, b'{"version":}', 11, "a document of policies"),
 ]
 
 

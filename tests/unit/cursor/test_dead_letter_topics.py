@@ -246,7 +246,8 @@ async def test_asyncio_publishes_dead_letters_and_acks_them(kind):
         found = await broker.letters()
         assert [each.payload for each in found] == [b"0", b"1", b"2"]
         assert found[1].properties["ORIGIN_MESSAGE_ID"] == str(positions[1])
-        assert subscription.subscription.stats().dead_lettered_messages == 3
+        stats = await subscription.stats()
+        assert (stats.dead_lettered_messages, stats.replay_entries) == (3, 0)
         await broker.publish_next()
         ((_, (delivery,)),) = (await sending).deliveries
         assert delivery.message.payload == b"next"
@@ -342,6 +343,22 @@ async def test_the_end_waits_for_the_ack_of_a_letter_that_was_handed_over():
         topic = await broker.topics.open("orders")
         subscription, _, sending = await broker.given_back()
         await handed_over.wait()
+    assert sending.exception() is not None
+    assert subscription.subscription.cursor.backlog == 0
+
+
+async def test_the_end_waits_for_letters_that_are_about_to_be_published(monkeypatch):
+    async def opening(topics, name, opened=AsyncTopics.open):
+        if name == "dead":
+            begun.set()
+            await asyncio.sleep(0)
+        return await opened(topics, name)
+
+    begun = asyncio.Event()
+    monkeypatch.setattr(AsyncTopics, "open", opening)
+    async with Broker(DeadLetterPolicy(0, topic="dead")) as broker:
+        subscription, _, sending = await broker.given_back()
+        await begun.wait()
     assert sending.exception() is not None
     assert subscription.subscription.cursor.backlog == 0
 

@@ -6,8 +6,9 @@ import pickle
 import pytest
 from hypothesis import strategies as st
 
-from ackstate import MemoryStore, Message, Position
+from ackstate import LogFencedError, MemoryStore, Message, Position
 from ackstate.topic import MessageLog
+from ackstate.topic.log import log_path
 
 PLAIN = Message(b"hello", publish_time_ms=1_000)
 KEYED = Message(b"hello", key=b"order-7", deliver_at_ms=2_000, publish_time_ms=1_000, message_count=3)
@@ -92,6 +93,16 @@ def test_a_single_position_is_no_list_of_positions():
     (position,) = log.publish([PLAIN])
     with pytest.raises(TypeError, match="positions must be a list of Position, got a single one, 1:0"):
         list(log.read(position))
+
+
+def test_who_finds_the_record_of_the_log_gone_deletes_no_message():
+    store = MemoryStore()
+    log = MessageLog.open(store, topic="t", entries_per_ledger_max=1)
+    (position,) = log.publish([PLAIN])
+    store.metadata.delete(log_path("t"), expected_version=store.metadata.get(log_path("t")).version)
+    with pytest.raises(LogFencedError):
+        log.publish([KEYED])
+    assert list(MessageLog.open(store, topic="t").read([position])) == [PLAIN]
 
 
 def test_properties_are_stored_by_name_and_cannot_be_changed():

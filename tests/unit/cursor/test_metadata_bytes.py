@@ -106,6 +106,15 @@ def test_a_state_survives_every_fault_on_its_way_to_a_ledger(kind, change):
         assert len(again.ledgers.owned_by(f"cursor {PATH}")) <= 1
 
 
+def test_a_native_state_that_moves_to_a_ledger_opens_again():
+    store, form = MemoryStore(), {"format": Format.NATIVE, "range_count_max": None}
+    store.break_ledgers()
+    state = closed_with(store, 300, **form)
+    store.mend_ledgers()
+    for _ in range(2):
+        assert state_of(open_cursor(store, metadata_bytes_max=900, **form)) == state
+
+
 # --- properties
 
 

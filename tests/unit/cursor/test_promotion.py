@@ -107,6 +107,15 @@ def test_a_failed_promotion_is_tried_again_after_a_second_and_then_the_gate_open
     story.tell("at 1005; take a 1 -> 144; wake -> 1000000000; closed -> -; promoted -> 1 16; durable -> 1..31/2")
 
 
+def test_after_a_persist_that_succeeds_a_failed_promotion_is_tried_again_at_once():
+    YoungAcks().tell("fill; broken; at 5; take a 1 -> -; mended; at 6; persist; take a 1 -> 144; promoted -> 1 16")
+
+
+def test_a_gate_that_no_promotion_opens_waits_for_no_time():
+    story = YoungAcks().tell("take a 1; ack 0; at 60000; persist; take a 99 -> 1..73; take a 1 -> -; ack 9; at 120000")
+    story.tell("broken; persist ! StoreError; wake -> None")
+
+
 def test_a_persist_that_succeeds_takes_the_blame_off_the_store():
     story = YoungAcks(promotes_young=False).tell("fill; at 1; take a 1 -> -; broken; at 2; persist ! StoreError")
     assert isinstance(story.subscription.why_blocked()[0].store_error, StoreError)

@@ -364,8 +364,9 @@ def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store,
         assert ("leave 0 acked messages, 1 partly acked batches" in caplog.text) == (now_ms == 0)
     cursor.ack(P(3, 4), now_ms=2)
     assert cursor.persist(now_ms=2).batches_cut == 0
-    cursor.ack_batch(P(3, 5), [0b01], now_ms=3)
+    receipt = cursor.ack_batch(P(3, 5), [0b01], now_ms=3)
     assert cursor.persist(now_ms=3).batches_cut == 1
+    assert not cursor.durable(receipt)
     assert cursor.stats().truncation_count == 2
 
 

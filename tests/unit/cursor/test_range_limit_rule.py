@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ackstate import CursorConfig, Format, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate.cursor import CursorListener
 from ackstate.selection import Keep
 from ackstate.wire.pulsar import LimitRule, RangeForm
 from topics import NumberedTopic
@@ -84,16 +85,19 @@ def test_what_each_rule_keeps(rule, form, limit, kept):
     assert cursor.redelivery_if_crashed == result.messages_cut == 6 - len(recovered.deleted)
 
 
-def test_a_promotion_leaves_what_is_durable_durable():
-    """Any other persist by that rule would keep the acks in the lower ledger instead."""
+@pytest.mark.parametrize(("bytes_max", "kept"), [(56, "[(1:0..1:1],(1:2..1:3]]"), (55, "[(2:0..2:1],(2:2..2:3]]")])
+def test_lower_acks_take_the_place_of_durable_ones_unless_those_had_no_room_beside_them(bytes_max, kept):
+    class Bound(CursorListener):
+        def record_bytes_max(self):
+            return bytes_max
+
     store, log = MemoryStore(), LedgerMap.from_counts({1: 10, 2: 10, 3: 10})
-    config = {"range_count_max": 1, "range_limit_rule": LimitRule.PULSAR_4_2, "become_old_ack_record_seconds": 60}
-    cursor = opened(store, log, **config)
-    cursor.ack_entries(2, [1, 3], now_ms=0)
-    cursor.promote(0, now_ms=0)
-    cursor.ack_entries(1, [1, 3], now_ms=0)
-    cursor.promote(0, now_ms=0)
-    assert str(opened(MemoryStore(store.disk), log).deleted) == "[(2:0..2:1],(2:2..2:3]]"
+    cursor = opened(store, log, range_count_max=1, range_limit_rule=LimitRule.PULSAR_4_2)
+    cursor.add_listener(Bound())
+    for ledger_id in (2, 1):
+        cursor.ack_entries(ledger_id, [1, 3], now_ms=0)
+        cursor.persist(now_ms=0)
+    assert str(opened(MemoryStore(store.disk), log).deleted) == kept
 
 
 def test_a_rule_of_pulsar_is_for_its_format_and_its_order():

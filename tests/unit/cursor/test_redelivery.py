@@ -94,6 +94,10 @@ CRASHES = {  # of kinds, with settings
     "the redeliveries of a round share one write": (
         EVERY, {"dead_after": 9}, "publish 40; send a 30; leave a; writes -> 1; send b 20; send b; writes -> 2",
     ),
+    "a record of the whole state has the counts, too": (
+        EVERY, {"config": CursorConfig(ledger_entry_count_max=1)},
+        "publish 2; send a; leave a; persist; crash -> 0/1@0 1/1@0",
+    ),
     "without dead letters there is none, and a crash forgets all since the last": (
         EVERY, {},
         "publish 1; send a; nack 0; send a; nack 0; persist; send a -> 0/2; nack 0; writes -> 2; crash -> 0/2@0",
@@ -167,4 +171,8 @@ def test_a_batch_that_is_sent_again_says_what_of_it_is_not_acked():
 def test_the_refused_ack_of_a_message_given_back_changes_nothing():
     StoryTopic(SubscriptionType.SHARED).tell(
         "publish 4; send a; ack 3; nack 1; limits ranges=1; ack 1 ! AckRefusedError; unacked -> 0 1 2; held -> 2"
+    )
+    # The second ack of a part is that of the rest.
+    StoryTopic(SubscriptionType.SHARED).tell(
+        "publish 4 x2; send a; ack 3; nack 1; limits ranges=1; part 1 0; part 1 1 ! AckRefusedError; unacked -> 0 1 2"
     )

@@ -2,7 +2,18 @@
 
 import pytest
 
-from ackstate import CorruptStateError, CursorClosedError, StoreError, SubscriptionType
+from ackstate import (
+    BrokerLimit,
+    CorruptStateError,
+    CursorClosedError,
+    CursorConfig,
+    MemoryStore,
+    Message,
+    StoreError,
+    SubscriptionType,
+    Topic,
+    TopicSettings,
+)
 from ackstate.dispatch.admission import RoundWaiter
 from topics import StoryTopic, for_each_kind, limits_of
 
@@ -133,6 +144,28 @@ def test_a_dispatch_that_cannot_read_a_message_wakes_when_it_is_to_be_read_again
     monkeypatch.setattr(broker.log, "read", unreadable)
     # The first one was read before.
     broker.tell("send b -> 2; woken -> round; round -> -; wakes -> 60000")
+
+
+def test_what_a_round_sent_becomes_old():
+    topic = StoryTopic(config=CursorConfig(become_old_ack_record_seconds=1))
+    topic.tell("join a *9; publish 3; round -> a 0 1 2; ack 1; at 999; covers -> 0; at 1000; covers -> 1")
+
+
+def test_a_redelivery_that_its_broker_has_no_room_for_waits_for_other_subscriptions():
+    broker, woken = BrokerLimit(4, 0.25), []
+    topic = Topic.open(MemoryStore(), "t", settings=TopicSettings(broker_limit=broker), now_ms=0)
+    one, other = (topic.subscribe(name, now_ms=0) for name in ("one", "other"))
+    positions = topic.publish([Message(b"")] * 4, now_ms=0)
+    one.add_permits("ann", 9)
+    one.dispatch("ann", 2, now_ms=0)
+    one.nack(positions[0], now_ms=0)
+    other.dispatch("bob", 3, now_ms=0)
+    assert one.dispatch_all(now_ms=0, waiter=lambda: woken.append("round")).deliveries == []
+    assert woken == []
+    other.ack_many(positions[:3], now_ms=0)
+    assert woken == ["round"]
+    ((_, sent),) = one.dispatch_all(now_ms=0).deliveries
+    assert [each.position for each in sent] == [positions[0], *positions[2:]]
 
 
 # The waiter

@@ -84,6 +84,9 @@ STORIES = {  # of types, with limits
         "join a; keys e 5; send a 4; nack 3 1; nack 0 +20; nack 2 +100; at 19; send a -> -; at 20; take a -> 0 1; "
         "at 100; take a -> 2 3 4",
     ),
+    "a message that is sent again keeps its key with its consumer": (
+        [KEYS], "", "join a; keys b 2; send a 1; nack 0; send a 1 -> 0/1; join b; send b -> -; send a -> 1",
+    ),
     # Each hole is filled from its ends, and of the two messages of a key the earlier one goes first.
     "while a limit binds, holes are filled in the order of the key": (
         [KEYS], "",
