@@ -141,6 +141,16 @@ STORIES = {
 }
 
 
+def test_a_message_without_a_delay_among_others_ends_the_pause_for_a_fixed_delay(monkeypatch):
+    tracker = InMemoryDelayTracker(fixed_delay_detection_lookahead=3)
+    monkeypatch.setattr(StoryTopic, "open_tracker", lambda _: tracker)
+    StoryTopic().tell("publish 3 @9000; take a -> -")
+    assert tracker.should_pause_all_deliveries(now_ms=0)
+    tracker.clear()
+    StoryTopic().tell("publish 2 @9000; publish 1; publish 2 @9000; take a -> 2")
+    assert not tracker.should_pause_all_deliveries(now_ms=0)
+
+
 @every_tracker
 @pytest.mark.parametrize("story", STORIES)
 def test_a_story_of_delayed_messages(story, tracker):

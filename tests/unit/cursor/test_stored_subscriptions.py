@@ -1,5 +1,7 @@
 """The list of a topic's stored subscriptions, which opens none of them."""
 
+from collections import Counter
+
 import pytest
 
 from ackstate import (
@@ -19,6 +21,7 @@ from ackstate.errors import UnsupportedVersionError
 from ackstate.stores.base import Versioned
 from ackstate.topic import MessageLog
 from ackstate.topic.subscriptions import TYPE_PROPERTY, StoredSubscription, stored_subscriptions
+from wrapped_store import before_each_call
 
 TOPIC = "persistent://a/b/orders"
 PATH = cursor_path(TOPIC, "s")
@@ -117,6 +120,18 @@ def test_one_that_cannot_be_read_is_listed_with_its_problem(damage):
         assert DAMAGE[damage] in first.problem.repairs
         assert other[:3] == ("t", None, Position(1, 2))
         assert other.problem is None
+
+
+def test_of_a_sound_one_no_ledger_is_listed():
+    calls = Counter()
+    store = before_each_call(MemoryStore(), lambda name: calls.update([name]))
+    log = MessageLog.open(store, topic=TOPIC)
+    for name in "st":
+        opened(store, name, ledgers=log.ledgers)
+    for options, expected in (({"ledgers": log.ledgers}, 0), ({}, 1)):  # those of the log
+        calls.clear()
+        assert len(stored_subscriptions(store, TOPIC, **options)) == 2
+        assert calls["owned_by"] == expected
 
 
 def test_a_newer_release_wrote_it():

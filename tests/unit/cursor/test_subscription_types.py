@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ackstate import SubscriptionType
+from ackstate import Message, SubscriptionType
 from ackstate.dispatch.consumers import Consumers
 from ackstate.position_set import PositionSet
 from topics import NumberedTopic, StoryTopic, for_each_kind, limits_of
@@ -120,6 +120,18 @@ def test_no_more_than_it_may_is_read_ahead():
     while got := topic.dispatch("a", 7):
         received += got
     assert received == list(range(300))
+
+
+def test_what_was_read_ahead_is_read_once_also_after_a_seek(monkeypatch):
+    topic, reads = NumberedTopic(KEYS), []
+    topic.positions += topic.log.publish([Message(bytes(900_000), key=b"e")] * 4)
+    monkeypatch.setattr(topic.log, "read", lambda positions, read=topic.log.read: reads.append(1) or read(positions))
+    for first in (0, 1):
+        assert topic.dispatch("a", 1) == [0]
+        topic.subscription.seek(topic.positions[0], now_ms=first)
+    reads.clear()
+    assert [topic.dispatch("a", 1) for _ in range(4)] == [[0], [1], [2], [3]]
+    assert len(reads) == 1
 
 
 def owners(names, keys):

@@ -157,6 +157,17 @@ def test_memory_grows_with_messages_and_not_with_views(index):
     assert empty < sizes[0] == sizes[-1] <= views[0].memory_bytes
 
 
+def test_messages_far_apart_take_more_memory_than_neighbours():
+    sizes = []
+    for apart in (1, 2**16):
+        index = TopicDelayIndex(tick_time_ms=1)
+        view = index.open_view(nothing_acked)
+        for number in range(10):
+            assert offer(view, Position(3, number * apart), 9_000)
+        sizes.append(index.memory_bytes)
+    assert sizes[0] < sizes[1]
+
+
 # The messages of a subscription.
 
 
