@@ -367,6 +367,7 @@ def test_batches_beyond_the_limit_are_a_truncation_though_no_range_is_cut(store,
     receipt = cursor.ack_batch(P(3, 5), [0b01], now_ms=3)
     assert cursor.persist(now_ms=3).batches_cut == 1
     assert not cursor.durable(receipt)
+    told("begin batch_count_max=0; upto 5 0b10; persist; durable -> -")
     assert cursor.stats().truncation_count == 2
 
 

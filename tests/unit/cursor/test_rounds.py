@@ -72,6 +72,10 @@ STORIES = {  # of types, with limits and options
     "a limit that begins to bind wakes no one": (
         [SHARED], "ranges=1", {}, "join a *9; publish 3; round -> a 0; woken -> -",
     ),
+    "more messages that are due than a round queues wake at once, though a limit binds": (
+        [SHARED], "ranges=1", {},
+        "join a *9; publish 150 @50; round -> -; woken -> -; at 50; round -> a 0; woken -> round",
+    ),
     "dispatch takes no permits": ([SHARED], "", {}, "join a *1; publish 3; send a 2 -> 0 1; round -> a 2"),
 }  # fmt: skip
 ONE, AHEAD, KEYED_AHEAD = "join a *9; publish 2; settle", {"look_ahead_max": 2}, "join b *9; join a; keys "
