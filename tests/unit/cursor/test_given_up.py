@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
@@ -155,6 +156,23 @@ def test_a_record_that_is_lost_takes_the_cursor_properties_along(form, loss):
     assert not outcomes[ORPHAN].has_unknown_properties
     assert (outcomes[ORPHAN].properties_given_up, outcomes[ANEW].properties_given_up) == ({}, {"horizon": 4})
     assert outcomes[ANEW].acks_given_up_min == 5
+
+
+def test_what_a_repair_keeps_below_a_lost_mark_delete_is_not_given_up():
+    store = MemoryStore()
+    cursor = open_cursor(store, Format.NATIVE)
+    for ack in (
+        partial(cursor.ack_entries, 10, [1, 3]),
+        partial(cursor.ack, P(10, 5)),
+        partial(cursor.mark_delete, P(10, 9)),
+    ):
+        ack(now_ms=1)
+        cursor.persist(now_ms=1)
+    entries = entries_of(store)
+    entries[2] = entries[2][:-1] + b"?"
+    outcomes, cursors = repaired(store, Format.NATIVE)
+    assert outcomes[DISCARD].acks_given_up_min == 8
+    assert str(cursors[DISCARD].deleted) == "[(10:0..10:1],(10:2..10:3]]"
 
 
 # --- a seek

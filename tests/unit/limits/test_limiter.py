@@ -72,6 +72,15 @@ def test_an_ack_of_what_was_sent_is_taken_whatever_the_limits_are_now():
     assert broker.ack(positions(1, 3, 5)) == []
 
 
+def test_an_ack_of_what_the_log_has_trimmed_since_is_refused():
+    ledgers = LedgerMap.from_counts({7: 20, 8: 1})
+    broker = AckLimiter(ledgers, GateLimits())
+    assert broker.admit(positions(3)) == positions(3)
+    ledgers.trim(8)
+    with pytest.raises(InvalidPositionError):
+        broker.ack(positions(3))
+
+
 def test_the_subscriptions_of_a_broker_share_its_limit():
     shared = BrokerLimit(4, blocked_share=0.5)
     one, other = limiter(broker=shared), limiter(broker=shared)
