@@ -95,13 +95,19 @@ def test_a_single_position_is_no_list_of_positions():
         list(log.read(position))
 
 
-def test_who_finds_the_record_of_the_log_gone_deletes_no_message():
+def test_who_loses_the_record_of_the_log_while_a_ledger_begins_deletes_no_message(monkeypatch):
     store = MemoryStore()
     log = MessageLog.open(store, topic="t", entries_per_ledger_max=1)
     (position,) = log.publish([PLAIN])
-    store.metadata.delete(log_path("t"), expected_version=store.metadata.get(log_path("t")).version)
-    with pytest.raises(LogFencedError):
-        log.publish([KEYED])
+
+    def lost_meanwhile(owner, create=store.ledgers.create):
+        store.metadata.delete(log_path("t"), expected_version=store.metadata.get(log_path("t")).version)
+        return create(owner)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.ledgers, "create", lost_meanwhile)
+        with pytest.raises(LogFencedError):
+            log.publish([KEYED])
     assert list(MessageLog.open(store, topic="t").read([position])) == [PLAIN]
 
 
