@@ -94,10 +94,6 @@ CRASHES = {  # of kinds, with settings
     "the redeliveries of a round share one write": (
         EVERY, {"dead_after": 9}, "publish 40; send a 30; leave a; writes -> 1; send b 20; send b; writes -> 2",
     ),
-    "a record of the whole state has the counts, too": (
-        EVERY, {"config": CursorConfig(ledger_entry_count_max=1)},
-        "publish 2; send a; leave a; persist; crash -> 0/1@0 1/1@0",
-    ),
     "without dead letters there is none, and a crash forgets all since the last": (
         EVERY, {},
         "publish 1; send a; nack 0; send a; nack 0; persist; send a -> 0/2; nack 0; writes -> 2; crash -> 0/2@0",
