@@ -39,6 +39,7 @@ from ackstate.wire.pulsar import (
     encode_cursor_info,
     encode_position_info,
 )
+from ackstate.wire.pulsar.codec import MessageLedger, decode_ledger_info
 from ackstate.wire.pulsar.delay_snapshot import (
     DelayedIndexes,
     SegmentMetadata,
@@ -49,6 +50,7 @@ from ackstate.wire.pulsar.delay_snapshot import (
     segment_metadata,
 )
 from ackstate.wire.pulsar.fields import varint
+from ackstate.wire.pulsar.message_entry import MessageTimes, decode_message_times
 from fuzz import corpus
 from fuzz.targets import GOLDEN, TARGETS, FuzzTarget, run, sealed_at_end
 
@@ -91,6 +93,7 @@ SEGMENTS = [encode_segment(indexes_of(rows)) for rows in (ROWS, LAST_ROWS)]
 METADATA = [segment_metadata(indexes_of(rows), data) for rows, data in zip((ROWS, LAST_ROWS), SEGMENTS, strict=True)]
 PLAIN = [replace(metadata, checksum=None) for metadata in METADATA]
 RECORD = (GOLDEN / "native-record-v2.bin").read_bytes()
+POINTER = (GOLDEN / "cursor-pointer-v2.bin").read_bytes()
 COUNTED = native.encode(replace(native.decode(RECORD), counts={Position(9, 5): (3, TIME_MAX), Position(9, 9): (2, 0)}))
 
 
@@ -329,6 +332,7 @@ REFUSED = [
     (decode_position_info, "0803108080808010", 0, "an entry id"),
     (decode_position_info, HEAD + "1a0c0a0408031007120408031006", 0, "range 0"),
     (decode_position_info, HEAD + "1a0c0a0408031007120408021009", 0, "range 0"),
+    (decode_position_info, list_of((3, -2, 1)), 0, "range 0"),
     (decode_position_info, HEAD + RANGE + "1a100a040803100212080803108080808010", 0, "range 1"),
     (decode_position_info, HEAD + "2a080a04080310021000", 0, "an index that is not acked"),
     (decode_position_info, HEAD + "2a060a0408031002", 0, "an index that is not acked"),
@@ -355,6 +359,7 @@ REFUSED = [
         10,
         "a payload of 2 bytes",
     ),
+    (decode_ledger_info, "0a020803" * 2, 0, "a ledger above 3"),
     (of(decode_segment), b"", 0, "a delayed message"),
     (of(decode_segment), element((1, 5), (2, 3)), 6, "entry_id"),
     (of(decode_segment), element((1, 5), (3, 3)), 6, "ledger_id"),
@@ -414,6 +419,8 @@ REFUSED = [
     (decode_message, b"ackmsg3\xff" + bytes(16) + b"\1\0\0\0" + b"\xfe\xff\xff\xff", 24, "bytes of the key"),
     (decode_policies, b"[]", 0, "a document of policies"),
     (decode_policies, b'{"version":}', 11, "a document of policies"),
+    (native.decode_pointer, with_bytes(POINTER, 32, struct.pack("<qq", 3, -2)), 32, "a mark-delete position"),
+    (native.decode_pointer, sealed_at_end(POINTER + b"\0"), len(POINTER) - 4, "the checksum"),
 ]
 
 
@@ -470,9 +477,16 @@ def test_a_segment_that_means_the_same_is_read(data):
 
 
 def test_metadata_and_headers_that_mean_the_same_are_read():
-    swapped = framed(b"\x0a", b"\x18\x04\x10\x05" + framed(b"\x0a", framed(b"\x12", BITMAP) + b"\x08\x03"))
-    assert decode_metadata(swapped, what="it") == (SegmentMetadata({3: BitMap([7])}, 4, 5),)
+    swapped = framed(b"\x0a", b"\x18\x00\x10\x05" + framed(b"\x0a", framed(b"\x12", BITMAP) + b"\x08\x03"))
+    assert decode_metadata(swapped, what="it") == (SegmentMetadata({3: BitMap([7])}, 0, 5),)
     assert decode_cursor_info(bytes.fromhex("47780000000408001002") + b"\x08\x03") == CursorInfo(3)
+
+
+def test_an_empty_ledger_an_entry_without_a_payload_and_any_ledger_id_are_read():
+    assert decode_ledger_info(bytes.fromhex("0a020800")) == (MessageLedger(0, 0),)
+    assert decode_message_times(struct.pack(">I", 2) + b"\x18\x05") == MessageTimes(5, 0, 1)  # without a payload
+    (segment,) = decode_metadata(snapshot_of(ledgers=[(ledger, BITMAP) for ledger in range(128)]), what="it")
+    assert segment.bitmaps == dict.fromkeys(range(128), BitMap([7]))
 
 
 def test_one_odd_message_behind_many_is_found_where_it_is():

@@ -162,6 +162,11 @@ def test_words_are_read_with_any_zero_words_behind_and_packed_or_not(form6):
     assert deleted == ranges_of([(3, 2, 3), (3, 5, 6)])
 
 
+def test_words_of_many_entries_go_there_and_back():
+    info = PositionInfo(Position(3, 1), ranges_of([(4, 7, 9), (4, 300_000, 300_001), (4, 600_000, 900_000)]))
+    assert decode_position_info(encode_position_info(info, form=RangeForm.WORDS)) == info
+
+
 def test_a_list_outranks_words_and_a_ledger_whose_words_are_all_zero_is_none():
     assert not decode_position_info(bytes.fromhex("08031000" + "320408031000")).deleted
     record = bytes.fromhex("08031000") + written_range("usual", (3, 6), (3, 7)) + bytes.fromhex("3206080310241000")
@@ -241,6 +246,12 @@ def test_each_rule_keeps_what_it_says(rule, form, limit, kept):
     if form is RangeForm.LIST:
         record = encode_cursor_info(CursorInfo(-1, deleted=ACKED), limits=limits)
         assert str(decode_cursor_info(record).deleted) == kept
+
+
+def test_what_a_record_would_keep_does_not_change_what_is_acked():
+    acked = ACKED.copy()
+    limit_ranges(acked, form=RangeForm.LIST, limits=Limits()).kept.add(Position(9, 9))
+    assert acked == ACKED
 
 
 # Compression
