@@ -76,6 +76,21 @@ def test_memory_is_that_of_a_segment_a_bucket_not_of_what_is_sealed(store):
 # The mark-delete position, `clear`, `close`.
 
 
+def test_the_first_ledger_counts_as_any_other_and_after_a_clear_too(index):
+    for now_ms in (50, 60):
+        add(index, (0, 0, now_ms))
+        assert poll(index, now_ms) == [(0, 0)]
+        index.clear()
+
+
+def test_an_owner_that_clears_what_another_left_refuses_the_other(store, index):
+    many_buckets(index, count=1)
+    BucketedDelayIndex(config(), storage=storage_of(store)).clear()
+    assert keys_of(store) == {}
+    many_buckets(index, count=3)
+    assert keys_of(store) == {}
+
+
 def test_clear_leaves_nothing_that_only_the_ledgers_or_only_the_registry_know(store, index):
     many_buckets(index, count=2)
     store.ledgers.create("delayed")
@@ -195,6 +210,22 @@ def test_a_load_is_tried_four_times_then_again_at_the_next_poll(store, failing):
     assert ranges(index) == [(3, 3, 1, 2)]
     assert poll(index, 200) == [(3, 1), (3, 2), (3, 3)]
     assert ranges(index) == []
+    assert index.next_delivery_ms == 500
+
+
+def test_a_bucket_that_could_not_be_registered_is_registered_later(store, index):
+    fill(index, 3, 100)
+    fail(store, after=4, times=8)  # The registry is taken over in two, then the ledger and its entries.
+    add(index, (4, 0, 500))
+    assert (keys_of(store), len(ranges(index))) == ({}, 1)
+    index.delete_retired()
+    assert keys_of(store) == {f"{KEY}_3_3": "1"}
+
+
+def test_a_skip_moves_the_time_on(index):
+    add(index, (3, 0, 200))
+    assert index.skip(Position(3, 0), now_ms=150)
+    assert not index.add_message(Position(3, 1), deliver_at_ms=120, now_ms=0)
 
 
 @pytest.mark.parametrize("answer", [KeyError("once"), [9_000]])

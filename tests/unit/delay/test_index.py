@@ -73,7 +73,7 @@ def poll(view, now_ms, max_messages=100_000):
 
 @pytest.mark.parametrize("tick_ms", [1, 7, 100, 1_024, 60_000])
 def test_a_message_is_due_at_its_time_rounded_up_to_the_tick(tick_ms):
-    for deliver_at_ms in (2 * tick_ms + 1, 3 * tick_ms - 1, 3 * tick_ms):
+    for deliver_at_ms in (1, 2 * tick_ms + 1, 3 * tick_ms - 1, 3 * tick_ms):
         view = TopicDelayIndex(tick_time_ms=tick_ms).open_view(nothing_acked)
         due_ms = -(-deliver_at_ms // tick_ms) * tick_ms
         assert offer(view, A, deliver_at_ms, now_ms=0)
@@ -262,6 +262,7 @@ def test_after_clear_everything_is_offered_and_judged_anew(any_index, view, othe
     for position, deliver_at_ms in ((A, 1_100), (B, 1_500), (C, 2_500), (D, 2_500)):
         offer(view, position, deliver_at_ms)
         offer(other, position, deliver_at_ms)
+    offer(other, Position(0, 0), 2_500)
     assert poll(view, 1_100) == [A]
     assert other.has_message_available(now_ms=1_500)
     view.clear()
@@ -272,7 +273,7 @@ def test_after_clear_everything_is_offered_and_judged_anew(any_index, view, othe
     assert poll(view, 2_500) == [C], "the reader has not come to D again"
     assert not offer(view, D, 2_500, now_ms=2_500)
     assert poll(view, 9_000) == []
-    assert poll(other, 9_000) == [A, B, C, D]
+    assert poll(other, 9_000) == [Position(0, 0), A, B, C, D]
 
 
 def test_what_is_offered_is_dropped_once_all_have_acked_it_and_may_come_again(any_index, view, other):
@@ -462,6 +463,14 @@ def test_one_dead_subscription_of_1000_changes_nothing_for_the_others(
     for (count, size), (count_beside_dead, size_beside_dead) in zip(held, held_beside_dead, strict=True):
         assert count_beside_dead == count
         assert size <= size_beside_dead <= size + bytes_max
+
+
+def test_one_reader_at_a_time_reads_messages_that_no_log_reports(any_index, view):
+    with view.reading(A):
+        assert any_index.being_read.locked()
+    any_index.complete_from = B
+    with view.reading(B):
+        assert not any_index.being_read.locked()
 
 
 # Refusals: nothing is changed.
