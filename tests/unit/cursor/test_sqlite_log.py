@@ -114,6 +114,8 @@ def test_what_writes_that_found_no_room_left_behind_the_last_transaction_is_no_d
     salts, chance = content[16:24], random.Random(4)
     left = [struct.pack(">II", 2, size) + salts + chance.randbytes(8) + bytes(4096) for size in (0, 9, 0, 0, 9)]
     assert not is_refused(killed, content + b"".join(left))
+    assert not any(is_refused(killed, content[:size]) for size in range(HEADER + 4))
+    (killed / LOG).write_bytes(content + b"".join(left))
     assert entries_in(killed) == ENTRIES
 
 
