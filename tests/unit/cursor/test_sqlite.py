@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import stat
 import sys
+import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -20,7 +21,15 @@ import pytest
 from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
 from ackstate.sealed import seal
 from ackstate.stores import sqlite_database
-from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, StoreFullError, StoreLockedError, Versioned
+from ackstate.stores.base import (
+    ABSENT,
+    DamagedValueError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    Versioned,
+    call_each,
+)
 from ackstate.stores.sqlite import SqliteStore
 from forked import status_of_child
 from store_directories import append_until, assert_works, contents_of, hold, names_in, start
@@ -751,3 +760,11 @@ def test_a_store_whose_write_failed_refuses_all_until_it_is_reopened(tmp_path):
     with closing(SqliteStore(tmp_path)) as store:
         assert store.ledgers.read(ledger_id, 0, store.ledgers.last(ledger_id) + 1) == entries
         store.ledgers.append(store.ledgers.create("billing"), [b"goes on"])
+
+
+# Calls at once
+
+
+def test_two_calls_are_made_at_once_so_that_their_writes_share_a_sync():
+    meeting = threading.Barrier(2)
+    assert sorted(call_each(lambda _: meeting.wait(timeout=20), "ab")) == [0, 1]

@@ -11,6 +11,7 @@ import pytest
 
 from ackstate.errors import CorruptStateError
 from ackstate.stores import sqlite_log
+from ackstate.stores.base import ABSENT
 from ackstate.stores.sqlite import SqliteStore
 from ackstate.stores.sqlite_log import check_log
 from tests.unit.cursor.test_sqlite import DATABASE, LOG
@@ -75,6 +76,19 @@ def test_a_damaged_page_in_the_frame_that_ends_the_last_transaction_but_one_is_r
     page = HEADER + FRAME * commits(content)[-2] + 24
     for begin, damage in ((200, b"\x07\x70"), (488, b"\xee" * 512), (0, bytes(4096))):
         assert is_refused(killed, content[: page + begin] + damage + content[page + begin + len(damage) :]), begin
+
+
+def test_a_frame_that_the_next_one_confirms_is_refused_without_its_checksum(tmp_path):
+    """Nothing else tells that a transaction ended there: its header lies in two sectors."""
+    with closing(SqliteStore(tmp_path / "open")) as store:
+        ledger_id, version = store.ledgers.create("billing"), ABSENT
+        while (tmp_path / "open" / LOG).stat().st_size < HEADER + FRAME * 42:
+            version = store.metadata.put("/value", b"", expected_version=version)
+        store.ledgers.append(ledger_id, [b"entry"])
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    content, begin = (tmp_path / "killed" / LOG).read_bytes(), HEADER + FRAME * 41
+    assert (begin % 512, commits(content)[-2]) == (504, 41)
+    assert is_refused(tmp_path / "killed", content[: begin + 16] + bytes(8) + content[begin + 24 :])
 
 
 def test_a_size_in_another_sector_than_its_salts_is_not_believed(killed):
