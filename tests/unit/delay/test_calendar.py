@@ -9,6 +9,7 @@ import pytest
 from ackstate import Position
 from ackstate.delay import index as calendar_module
 from ackstate.delay.index import Calendar
+from ackstate.position_set import PositionSet
 
 TIME_MAX = 2**63 - 1
 ERA_MS = 2**24  # 4 h 39 min 37 s: the most by which the times of a leaf may differ
@@ -81,6 +82,15 @@ def test_one_page_too_many_is_refused(monkeypatch):
 
 
 # Memory.
+
+
+def test_what_need_not_be_kept_goes_once_it_is_the_greater_part():
+    calendar, kept = Calendar(), PositionSet()
+    calendar.add_many(3, np.arange(12_000), np.arange(12_000))
+    calendar.add(Position(4, 0), TIME_MAX)
+    kept.update_entries(3, range(3_900))
+    calendar.keep_only(kept)
+    assert len(calendar) == 3_900
 
 
 def measured_bytes(calendar_of):

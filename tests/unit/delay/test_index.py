@@ -392,6 +392,16 @@ def test_what_falls_due_while_the_subscription_is_asked_comes_once():
     assert reader.poll(9_000) == []
 
 
+def test_a_subscription_is_asked_once_each_time_that_its_view_lags_too_far():
+    index, (_, reader) = both_kinds(due_log_bytes_max=5 * BATCH_BYTES)
+    for tick in range(10):
+        reader.read(DUE + tick * TICK, now_ms=1_000)
+    for tick in range(8):
+        advance(index, DUE + tick * TICK)
+    given = [reader.poll(DUE + tick * TICK) for tick in (7, 8, 9)]
+    assert (given, reader.calls) == ([numbered(range(8)), [Position(3, 8)], [Position(3, 9)]], 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_attached", [False, True])
 @pytest.mark.parametrize("bytes_max", [0, 20 * BATCH_BYTES])
