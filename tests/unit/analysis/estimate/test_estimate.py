@@ -10,14 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.engine import LocalSource
-from ackstate.analysis.estimate.estimates import ESTIMATE, Part, ThinnedCurve, batches_of, estimates, put_together
+from ackstate.analysis.estimate.estimates import (
+    ESTIMATE,
+    Part,
+    ThinnedCurve,
+    badness,
+    batches_of,
+    estimates,
+    put_together,
+)
 from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.replay.curves import Histogram, weight_of
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.trace import chunks as trace_chunks
 from ackstate.analysis.trace import parquet
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
-from ackstate.analysis.trace.events import Event, EventKind
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recording import Frame
 from montecarlo import replayed
 from trace_files import crashes_of, subscriptions_of
@@ -102,7 +110,8 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(tmp_path, 
     keys = [(topic, name) for topic in TOPICS for name in ("s", f"only {topic[-1]}")]
     named = {key: flushed_events(number) for number, key in enumerate(keys)}
     parquet.write_trace([Frame(*key, events) for key, events in named.items()], tmp_path / "trace")
-    policies = [None, Policy.from_mapping({"flush_interval_ms": 70}), Policy.from_mapping({"range_count_max": 0})]
+    settings = [{"flush_interval_ms": 70}, {"range_count_max": 0}, {"become_old_ack_record_seconds": 1}]
+    policies = [None, *map(Policy.from_mapping, settings)]
     rows = estimates(LocalSource.of(tmp_path / "trace"), policies, crashes_per_day=2).collect()
     begin_ms = min(events[0].ts_ms for events in named.values())
     end_ms = max(events[-1].ts_ms for events in named.values())
@@ -129,7 +138,27 @@ def test_every_scope_is_the_sum_of_its_subscriptions_at_every_instant(tmp_path, 
         causes = [row[name] for name in ("not_flushed", "young", "cut_by_ranges", "cut_by_bytes", "cut_by_route")]
         assert sum(causes) == pytest.approx(row["expected"])
     result = SweepResult.of_rows("trace", policies, rows, crashes_per_day=2)
-    assert [each.label for each in result.policies] == ["recorded", "flush_interval_ms=70", "range_count_max=0"]
+    labels = [f"{key}={value}" for each in settings for key, value in each.items()]
+    assert [each.label for each in result.policies] == ["recorded", *labels]
+
+
+def test_the_curve_of_all_has_the_peak_within_a_slice(tmp_path):
+    events = [ack(0, 0), ack(10, 1), ack(11, 2, 9), Event(12, BEGUN), Event(12, ENDED), ack(100_000, 10)]
+    parquet.write_trace([Frame("t", "s", events)], tmp_path / "trace")
+    rows = estimates(LocalSource.of(tmp_path / "trace"), [None], is_plotted=True).collect()
+    (total,) = [row for row in rows if row["scope"] == "total"]
+    assert (total["curve_ms"], total["curve"][:4]) == ([11, 12, 100_000, 100_000], [10, 0, 1, 1])
+
+
+def test_a_persist_begun_within_another_is_of_another_cursor(tmp_path):
+    with pytest.raises(TraceError, match="two cursors under one name, seen at 3 ms"):
+        estimates_of(tmp_path, s=[ack(1, 0), Event(2, BEGUN), Event(3, BEGUN)])
+
+
+def test_subscriptions_with_most_redelivery_come_first():
+    numbers = ((2.0, 2), (0.5, 3), (0.5, 1), (0.0, 7), (None, 3))
+    rows = [{"expected": mean, "max": most, "topic": "t", "subscription": "s"} for mean, most in numbers]
+    assert sorted([*rows[2:], *rows[:2]], key=badness) == rows
 
 
 def test_time_without_events_counts_in_every_scope(tmp_path):

@@ -3,7 +3,15 @@
 import pytest
 
 from ackstate.analysis.estimate.current_policy import PULSAR_4_2
-from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, Estimate, SweepResult, Target
+from ackstate.analysis.estimate.results import (
+    CURRENT,
+    RECOMMENDED,
+    RECORDED,
+    Estimate,
+    SweepResult,
+    Target,
+    short_number,
+)
 from ackstate.analysis.estimate.settings import (
     admin_commands,
     broker_settings_of,
@@ -53,6 +61,17 @@ def test_each_change_has_its_gain_and_one_that_gains_next_to_nothing_is_left_out
     assert result.role_of(result.policies[0]) == RECORDED
     assert result.role_of(result.current) == CURRENT
     assert result.role_of(result.recommended) == RECOMMENDED
+
+
+def test_a_change_that_gains_a_hundredth_is_kept():
+    for gain, keys in ((9, ["mark_delete_rate_limit"]), (10, ["mark_delete_rate_limit", "flush_interval_ms"])):
+        points = [
+            (pulsar(mark_delete_rate_limit=rate, flush_interval_ms=flush), expected, 10)
+            for rate, flush, expected in (
+                (1, 60_000, 1_000), (5, 60_000, 300), (1, 10_000, 1_000 - gain), (5, 10_000, 300 - gain)
+            )
+        ]  # fmt: skip
+        assert [each.key for each in sweep(*points).advice.changes] == keys
 
 
 def test_the_gain_of_a_change_that_was_not_replayed_alone_is_unknown():
@@ -144,6 +163,8 @@ def test_a_policy_that_never_flushed_is_marked_and_never_recommended():
         ((1_000, 3), (1_200, 3), []),
         ((1_000, 3), (1_400, 3), ["The recording does not match the current policy: 1,000 messages"]),
         ((1_400, 3), (1_000, 3), ["The recording does not match the current policy: 1,400 messages"]),
+        ((0, 3), (1.5, 3), ["The recording does not match the current policy: 0 messages"]),
+        ((0, 3), (1, 3), []),
         ((1_000, 0), (1_400, 3), []),  # Without a persist, a recording says nothing.
         ((1_000, 3), (1_000, 0), ["The current policy never flushed in this trace"]),
     ],
@@ -182,6 +203,11 @@ def test_settings_are_lines_of_broker_conf_and_commands_where_they_can_be():
     ]
 
 
+def test_a_number_has_three_digits_or_all_before_the_point():
+    numbers = (0.01249, 12.345, 999.4, 999.5, 13_312)
+    assert [short_number(number) for number in numbers] == ["0.0125", "12.3", "999", "1,000", "13,312"]
+
+
 def test_an_unlimited_rate_needs_no_interval():
     policy = Policy.from_mapping(pulsar(mark_delete_rate_limit=0, flush_interval_ms=0))
     found = broker_settings_of(policy, ("mark_delete_rate_limit", "flush_interval_ms"))
@@ -196,6 +222,28 @@ def test_candidates_begin_with_the_current_policy_and_a_pulsar_broker_can_run_al
         assert len({each.label for each in found}) == len(found)
         if "format" in settings:
             assert [runs_on_pulsar(each) for each in found] == [True] * (len(found) - 1) + [False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "intervals_ms"),
+    [
+        (MINUTE, [1_000, 5_000, 20_000, 60_000]),
+        (NATIVE, [250, 1_000]),
+        # A native journal flushes as often as the current policy writes.
+        (pulsar(mark_delete_rate_limit=0), [0, 10_000, 60_000]),
+        (pulsar(mark_delete_rate_limit=0.5), [2_000, 10_000, 60_000]),
+    ],
+)
+def test_candidates_flush_as_often_as_the_current_policy_or_more_often(settings, intervals_ms):
+    found = candidates(Policy.from_mapping(settings))
+    assert sorted({each.cursor.flush_interval_ms for each in found}) == intervals_ms
+
+
+def test_of_many_candidates_only_those_of_a_pulsar_broker_have_a_rate():
+    for settings in (MINUTE, pulsar()):
+        found = candidates(Policy.from_mapping(settings), many=True)
+        assert found[0] == Policy.from_mapping(settings)
+        assert (len({each.cursor.mark_delete_rate_limit for each in found}) > 1) == ("format" in settings)
 
 
 def test_a_policy_is_named_with_all_settings_that_vary():
