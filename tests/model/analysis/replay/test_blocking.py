@@ -214,6 +214,24 @@ def young_acks():
     return events
 
 
+def old_in_turn():
+    """What was delivered at 1,500 ms becomes old half a second after what was delivered at 1,000 ms."""
+    events = []
+    for now_ms, entries, acked in ((1_000, range(5), 1), (1_500, range(5, 10), 6), (2_600, [10], 10)):
+        events += [
+            *events_of(DELIVER, now_ms, entries, ledger_id=1),
+            *events_of(ACK, now_ms + 10, [acked], ledger_id=1),
+        ]
+    return events
+
+
+def acked_after_a_promotion():
+    """A promotion makes room for a message, and another is acked in the same millisecond."""
+    events = [*events_of(DELIVER, 1_000, range(4), ledger_id=1), *events_of(ACK, 1_001, [1], ledger_id=1)]
+    events += [*events_of(DELIVER, 1_001, [4], ledger_id=1), *events_of(ACK, 1_001, [3], ledger_id=1)]
+    return [*events, *events_of(DELIVER, 2_600, [5], ledger_id=1)]
+
+
 def cut_by_a_promotion():
     """For want of room an ack is persisted early, but no ledger can be written and no range may be elsewhere."""
     delivered_ms = (1_000, 1_000, 1_000, 1_001, 1_401)
@@ -242,6 +260,8 @@ def the_end_of_a_ledger():
 NO_LEDGER = {"ledger_writable": "false", "format": "PULSAR"}
 STORIES = [
     (young_acks, 300, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
+    (old_in_turn, 5_000, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
+    (acked_after_a_promotion, 60, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
     (cut_by_a_promotion, 60,
      {"become_old_ack_record_seconds": 1, "flush_interval_ms": 0, "range_count_max": 0, **NO_LEDGER}),
     *((tried_in_vain, 400,
@@ -253,7 +273,9 @@ STORIES = [
 
 @pytest.mark.parametrize(("story", "limit", "setting"), STORIES)
 def test_each_story_agrees_with_a_real_subscription(story, limit, setting):
-    assert_agreement(story(), {"max_unpersisted_ack_record_bytes": limit, **setting}, [])
+    events = story()
+    for sizes in ([], [1] * len(events)):
+        assert_agreement(events, {"max_unpersisted_ack_record_bytes": limit, **setting}, sizes)
 
 
 def policy_of(limit, **found):

@@ -141,6 +141,13 @@ STORIES = {
          Event(2_100, EventKind.PUBLISH)],
         {"flush_interval_ms": 50, "become_old_ack_record_seconds": 1},
     ),
+    "what would become old in the millisecond of a reset is reset": (
+        [*sent(3, range(3), 1_000), *acked(1_010, (1, 1)), Event(2_000, RESET, 3, 0, 0)],
+        {**NO_LEDGER, "flush_interval_ms": 30, "become_old_ack_record_seconds": 1},
+    ),
+    "what a cursor found may come in two chunks": (
+        [*acked(5, (0, 4), (7, 7), (9, 9), kind=RECOVER), *acked(9, (5, 5))], FLUSHES_LATE,
+    ),
     "a trace begins with what its cursor found": (
         [*acked(5, (0, 4), (7, 7), kind=RECOVER), *acked(9, (5, 5))], {"range_count_max": 0},
     ),
@@ -154,6 +161,9 @@ STORIES = {
     }.items()},
     "entries that a dead cursor gives back do not open it": (
         [*acked(5, (0, 9)), Event(6, CRASH), Event(8, REDELIVER, 3, 0, 3), Event(20, RECOVER)], FLUSHES_LATE,
+    ),
+    "a dead cursor persists nothing": (
+        [*acked(100, (0, 4), (5, 9)), Event(200, CRASH), Event(1_000, RECOVER)], {"flush_interval_ms": 500},
     ),
     "no permit": (TOO_LARGE, ONE_RANGE, range(3_400, 3_450)),
     "what one permit let through in vain waits for the flush": (
@@ -201,7 +211,9 @@ def test_each_story_agrees(story, failed_ms):
 @pytest.mark.parametrize(("settings", "cause"), [
     ({"format": "PULSAR", "range_count_max": 2}, "cut_by_ranges"),
     ({"range_count_max": 2}, "cut_by_ranges"),
+    ({"format": "PULSAR", "timing": "PULSAR", "range_count_max": 2}, "cut_by_ranges"),
     ({"format": "PULSAR", "ledger_writable": "false", "metadata_range_count_max": 2}, "cut_by_route"),
+    ({"format": "PULSAR", "ledger_writable": "false", "range_count_max": 2}, "cut_by_ranges"),
 ])  # fmt: skip
 def test_what_a_restart_finds_beyond_a_limit_counts_from_the_start(kind, settings, cause):
     policy = Policy.from_mapping(settings)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
+from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.cursor_replay import AgeFeed, PersistTicks
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy
@@ -59,6 +60,20 @@ def test_what_a_recorded_persist_left_out_has_its_cause(sizes):
     # Displaced acks are lost from there on, also if the persist fails.
     assert found == [(0, 0)] * 4 + [(2, 1)] * 2 + [(2, 4)] * 3 + [(0, 0)] * 2
     assert [state.redelivery for state in folded_states(events, sizes)] == [10] * 4 + [3] * 2 + [6] * 3 + [6, 0]
+
+
+# --- Under a policy
+
+
+def test_what_an_earlier_chunk_acked_is_not_new_in_a_compact_one():
+    acks = AckAccumulator()
+    acks.take(compact(chunk_of([Event(1, ACK, 3, 5, 6)])))
+    news = acks.take(compact(chunk_of([Event(2, ACK, 3, 3, 9), Event(3, ACK, 3, 6, 10)])))
+    assert list(zip(*(column.tolist() for column in news), strict=True)) == [
+        (0, 3, 3, 5),
+        (0, 3, 7, 10),
+        (1, 3, 10, 11),
+    ]
 
 
 # --- When a cursor persists

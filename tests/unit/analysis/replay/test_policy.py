@@ -24,6 +24,19 @@ def test_a_policy_is_made_of_texts(texts, settings):
 
 
 @pytest.mark.parametrize(
+    "own",
+    [
+        {"tick_ms": 7}, {"become_old_ack_record_seconds": 1}, {"max_unpersisted_ack_record_bytes": 5_000},
+        {"format": "NATIVE"}, {"timing": "INTERVAL"},
+    ],
+)  # fmt: skip
+def test_a_policy_that_pulsar_cannot_follow_is_not_paced_by_it(own):
+    of_pulsar = {"timing": "PULSAR", "format": "PULSAR"}
+    assert Policy.from_mapping(of_pulsar).is_paced_by_pulsar
+    assert not Policy.from_mapping(of_pulsar | own).is_paced_by_pulsar
+
+
+@pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"flush_interval": "1"}, "unknown key 'flush_interval'"),

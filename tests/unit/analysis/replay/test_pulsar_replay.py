@@ -33,6 +33,8 @@ def test_the_timer_flushes_what_was_refused_at_a_fixed_rate():
     assert [curve[ts_ms] for ts_ms in (0, 10, 2_289, 2_290, 4_299, 4_300)] == [0, 1, 1, 0, 0, 0]
     curve = curve_of(*acks(0, 10), mark_delete_rate_limit=0.5, **found)
     assert [curve[ts_ms] for ts_ms in (10, 1_300, 2_299, 2_300)] == [1, 1, 1, 0]
+    curve = curve_of(*acks(0, 10), mark_delete_rate_limit=7, flush_interval_ms=1)
+    assert [curve[ts_ms] for ts_ms in (142, 143)] == [1, 0]
 
 
 def test_each_command_of_a_millisecond_asks():
@@ -50,14 +52,14 @@ def test_each_command_of_a_millisecond_asks():
 def test_a_batch_passed_by_a_cumulative_ack_stays_in_the_first_record():
     events = [
         Event(0, BATCH, 3, 0, 9), Event(0, MARK_DELETE, 3, 0, 4), Event(50, BATCH, 3, 10, 19),
-        Event(50, MARK_DELETE, 3, 5, 17),
+        Event(50, MARK_DELETE, 3, 5, 17), Event(2_000, ACK, 3, 30, 30),
     ]  # fmt: skip
     curve = curve_of(*events, ledger_creation_ms=100)
-    assert [curve[ts_ms] for ts_ms in (0, 50, 100)] == [5, 18, 5]
+    assert [curve[ts_ms] for ts_ms in (0, 50, 100, 2_000)] == [5, 18, 5, 0]
 
 
 def test_a_record_has_the_lowest_batches_and_only_if_parts_count():
-    events = [Event(0, ACK, 3, 3, 3), Event(0, BATCH, 3, 20, 29), Event(0, BATCH, 3, 40, 49),
+    events = [Event(0, ACK, 3, 3, 3), Event(0, BATCH, 3, 20, 29), Event(0, BATCH, 3, 40, 119),
               Event(0, ACK, 3, 20, 24), Event(0, ACK, 3, 40, 47)]  # fmt: skip
     assert curve_of(*events)[0] == 0
     assert curve_of(*events, batch_count_max=1)[0] == 8
