@@ -225,11 +225,15 @@ def old_in_turn():
     return events
 
 
-def acked_after_a_promotion():
-    """A promotion makes room for a message, and another is acked in the same millisecond."""
-    events = [*events_of(DELIVER, 1_000, range(4), ledger_id=1), *events_of(ACK, 1_001, [1], ledger_id=1)]
-    events += [*events_of(DELIVER, 1_001, [4], ledger_id=1), *events_of(ACK, 1_001, [3], ledger_id=1)]
-    return [*events, *events_of(DELIVER, 2_600, [5], ledger_id=1)]
+def acked_while_it_waits():
+    """An ack makes room for a message that was acked before it could be sent: both acks are of one millisecond."""
+    acks = [*events_of(ACK, 1_000, [2], ledger_id=1), *events_of(ACK, 1_002, [1], ledger_id=1)]
+    return [*events_of(DELIVER, 1_000, range(3), ledger_id=1), *acks]
+
+
+def passed_by_the_mark_delete():
+    """The ack of the first message takes no bytes, and makes room long before the flush."""
+    return [*events_of(DELIVER, 1_000, range(3), ledger_id=1), *events_of(ACK, 1_200, [0], ledger_id=1)]
 
 
 def cut_by_a_promotion():
@@ -261,7 +265,8 @@ NO_LEDGER = {"ledger_writable": "false", "format": "PULSAR"}
 STORIES = [
     (young_acks, 300, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
     (old_in_turn, 5_000, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
-    (acked_after_a_promotion, 60, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 50}),
+    (acked_while_it_waits, 40, {"become_old_ack_record_seconds": 1, "flush_interval_ms": 5}),
+    (passed_by_the_mark_delete, 40, {"flush_interval_ms": 5_000}),
     (cut_by_a_promotion, 60,
      {"become_old_ack_record_seconds": 1, "flush_interval_ms": 0, "range_count_max": 0, **NO_LEDGER}),
     *((tried_in_vain, 400,
