@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate import AckStateError, BatchIndexes, DeletedRanges, LedgerMap, Position
+from ackstate import AckStateError, BatchIndexes, CorruptStateError, DeletedRanges, LedgerMap, Position
 from ackstate.wire.pulsar import (
     Compression,
     CursorInfo,
@@ -160,6 +160,15 @@ def without_the_fast_road():
 def test_words_are_read_with_any_zero_words_behind_and_packed_or_not(form6):
     deleted = decode_position_info(bytes.fromhex("08031000" + form6)).deleted
     assert deleted == ranges_of([(3, 2, 3), (3, 5, 6)])
+
+
+def test_words_above_the_highest_entry_must_be_zero(monkeypatch):
+    monkeypatch.setattr(codec, "WORD_COUNT_MAX", 1)
+    assert decode_position_info(bytes.fromhex("08031000" + "3206080310241000")).deleted == ranges_of(
+        [(3, 2, 3), (3, 5, 6)]
+    )
+    with pytest.raises(CorruptStateError, match="entries up to"):
+        decode_position_info(bytes.fromhex("08031000" + "3206080310241001"))
 
 
 def test_words_of_many_entries_go_there_and_back():
