@@ -58,6 +58,17 @@ def test_a_batch_passed_by_a_cumulative_ack_stays_in_the_first_record():
     assert [curve[ts_ms] for ts_ms in (0, 50, 100, 2_000)] == [5, 18, 5, 0]
 
 
+def test_acks_that_wait_for_the_next_chunk_come_before_a_cumulative_one_of_their_millisecond():
+    events = [
+        Event(0, BATCH, 3, 50, 59), Event(0, BATCH, 3, 60, 69), Event(0, ACK, 3, 52, 52),
+        Event(50, MARK_DELETE, 3, 0, 1),
+        Event(51, ACK, 3, 69, 69), Event(51, MARK_DELETE, 3, 0, 88), Event(150, ACK, 3, 95, 98),
+    ]  # fmt: skip
+    for sizes in ([], *([size] for size in range(1, 8)), [3, 3]):
+        curve = curve_of(*events, sizes=sizes, ledger_creation_ms=400)
+        assert [curve[ts_ms] for ts_ms in (0, 50, 51, 150, 449, 450)] == [1, 3, 89, 93, 93, 87]
+
+
 def test_a_record_has_the_lowest_batches_and_only_if_parts_count():
     events = [Event(0, ACK, 3, 3, 3), Event(0, BATCH, 3, 20, 29), Event(0, BATCH, 3, 40, 119),
               Event(0, ACK, 3, 20, 24), Event(0, ACK, 3, 40, 47)]  # fmt: skip
