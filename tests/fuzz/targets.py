@@ -45,8 +45,6 @@ TESTS = Path(__file__).parents[1]
 GOLDEN, VECTORS = TESTS / "golden", TESTS / "vectors"
 LEDGERS = LedgerMap.from_counts({3: 100, 5: 0, 6: 70_000, 9: 10})
 ZOOKEEPER_PATH = "/ledgers/7"
-_LINE_MAX = 30_000
-"""Longer lines of vectors are no seeds: the fuzzer would mutate them for ever."""
 
 
 class FuzzTarget(NamedTuple):
@@ -114,11 +112,6 @@ def vectors(name: str, *fields: str) -> Callable[[], Sequence[bytes]]:
         return sorted(seeds, key=len)[:: max(1, len(seeds) // 40)]
 
     return found
-
-
-def lines_of(name: str) -> Sequence[bytes]:
-    with gzip.open(VECTORS / name, "rb") as lines:
-        return [line for _, line in zip(range(40), lines, strict=False) if len(line) < _LINE_MAX]
 
 
 def in_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
@@ -232,7 +225,6 @@ TARGETS = {
     "ack-states": FuzzTarget(decode_ack_states, golden("ack-states-*.ack"), sealed_lines),
     "recording": FuzzTarget(in_file("000001.events", _recording), golden("recording-*.events")),
     "json-lines": FuzzTarget(in_file("lines", _converted), lambda: JSON_LINES),
-    "ack-log": FuzzTarget(in_file("lines", _converted), lambda: lines_of("broker-redelivery.jsonl.gz")[:2]),
     "parquet-trace": FuzzTarget(
         in_file("trace.parquet", check_events), golden("*.parquet")
     ),

@@ -57,7 +57,7 @@ from fuzz.targets import GOLDEN, TARGETS, FuzzTarget, run, sealed_at_end
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
 TELLING_BYTES = (0x00, 0x01, 0x08, 0x0A, 0x10, 0x12, 0x1A, 0x22, 0x32, 0x7F, 0x80, 0xFF)
 # An input of these takes milliseconds: few of them are tried.
-SLOW = {"json-lines", "ack-log", "sqlite-store", "parquet-trace", "recording", "trace-manifest"}
+SLOW = {"json-lines", "sqlite-store", "parquet-trace", "recording", "trace-manifest"}
 CODECS = [compression for compression in Compression if compression is not Compression.NONE]
 TIME_MAX = 2**63 - 1
 LEDGERS = LedgerMap.from_counts({3: 100, 4: 0, 9: 20})

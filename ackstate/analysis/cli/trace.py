@@ -59,8 +59,8 @@ def convert(
         typer.Argument(
             metavar="FILE...",
             parser=path_argument,
-            help="Recordings of cursors or of brokers, JSON lines, logs of ACK commands, or Parquet with one row an "
-            "event; - reads standard input.",
+            help="Recordings of cursors or of brokers, JSON lines, or Parquet with one row an event; - reads standard "
+            "input.",
         ),
     ],
     out: Annotated[

@@ -1,7 +1,6 @@
 """The replay in arrays against the real cursor, crashed at every instant, whatever happens to the cursor."""
 
 import copy
-import json
 import logging
 
 import pytest
@@ -9,13 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import montecarlo
+from ack_commands import acks_of
 from ackstate.analysis.replay.cursor_replay import PersistTicks
 from ackstate.analysis.replay.curves import CAUSES
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.trace import convert as ack_log
-from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import Event, EventKind
-from ackstate.analysis.trace.rows import KINDS
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position
@@ -229,7 +226,7 @@ _WORD = 2**64 - 1
 
 
 @st.composite
-def ack_logs(draw):
+def ack_commands(draw):
     """A run of a broker with batches, of which messages are acked in any order, some of them twice."""
     sizes = draw(st.lists(st.sampled_from((1, 1, 2, 5, 70)), min_size=1, max_size=8))
     chance = draw(st.randoms(use_true_random=False))
@@ -252,18 +249,6 @@ def ack_logs(draw):
     }  # fmt: skip
 
 
-_RUN = ("ledger_id", "first_entry", "last_entry")  # without values in an event of kind command
-
-
-def events_of(run):
-    """Return the acks of a run as events of messages."""
-    table, _ = next(ack_log.log_tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str))
-    return [
-        Event(row["ts_ms"], EventKind(KINDS[row["kind"]]), *(row[name] or 0 for name in _RUN))
-        for row in table.to_pylist() if row["subscription"]
-    ]  # fmt: skip
-
-
 def lost_messages(cursor, store, sizes, ledgers, policy):
     """Return how many acked messages a copy of the disk does not know of."""
     twin = MemoryStore(copy.deepcopy(store.disk, {id(store.disk.lock): MemoryDisk().lock}))
@@ -282,9 +267,9 @@ def acked_count(cursor, index, size):
 
 @pytest.mark.slow
 @settings(max_examples=few.max_examples // 2)
-@given(ack_logs(), st.tuples(PLAIN))
+@given(ack_commands(), st.tuples(PLAIN))
 def test_batch_index_acks_of_a_log_agree_with_a_real_cursor_of_batches(run, policies):
-    sizes, events = run["batch_sizes"], events_of(run)
+    sizes, events = run["batch_sizes"], acks_of(run)
     assume(events)
     # An ack of no message of a batch, which no client sends, is new to a cursor that does not know the size of the
     # batch: it may persist then. The replay leaves such an ack out.

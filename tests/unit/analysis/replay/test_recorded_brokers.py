@@ -23,15 +23,13 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
+from ack_commands import acks_of, messages_of
 from ackstate.analysis.estimate.current_policy import read_broker_policy
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import PolicyCurve
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import opened
-from ackstate.analysis.trace import convert as ack_log
-from ackstate.analysis.trace.check import BadRows
 from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.rows import KINDS
 
 VECTORS = Path(__file__).parents[3] / "vectors"
 FILES = [VECTORS / f"broker-redelivery{name}.jsonl.gz" for name in ("", "-missed", "-typed")]
@@ -103,18 +101,12 @@ class RecordedBroker:
         """Return the trace's chunk, with the number of its command as the time of each event, and the log."""
         commands = [[0, 0, acked, "Cumulative" if is_cumulative else (*kind, "Individual")[0]]
                     for _, _, acked, *kind in self.commands]  # fmt: skip
-        run = {name: self.run.get(name) for name in ("topic", "subscription", "config", "entries", "batch_sizes")}
-        run |= {"index_ack": self.run.get("index_ack", True), ack_log.MARK: commands}
-        ((table, _),) = ack_log.log_tables([json.dumps(run).encode()], 1, bad_rows=BadRows(), place=str)
-        rows = table.to_pylist()
-        published = [row for row in rows if row["kind"] == "publish"]
-        log = {row["ledger_id"]: row["last_entry"] + 1 for row in published}
-        mine = [row | {"kind": KINDS[row["kind"]]} for row in rows if row["subscription"]]
-        names = EventChunk._fields
-        chunk = EventChunk(*(np.array([-1 if row[n] is None else row[n] for row in mine], np.int64) for n in names))
-        runs = [(row["ledger_id"], row["first_entry"], row["last_entry"] + 1) for row in published]
-        messages = [(ledger_id, message) for ledger_id, first, end in runs for message in range(first, end)]
-        return chunk._replace(ts_ms=np.cumsum(chunk.kind == EventKind.COMMAND)), log, messages
+        messages = messages_of(self.run)
+        log = {ledger_id: end for ledger_id, _, end in messages}
+        columns = np.array(acks_of(self.run | {"broker_acks_ms": commands}), np.int64).reshape(-1, 6).T
+        chunk = EventChunk(*columns[:5])
+        every = [(ledger_id, message) for ledger_id, first, end in messages for message in range(first, end)]
+        return chunk._replace(ts_ms=np.cumsum(chunk.kind == EventKind.COMMAND)), log, every
 
     @property
     def open_causes(self):

@@ -199,7 +199,6 @@ def test_seqs_that_come_again_or_late_are_left_out(tmp_path, monkeypatch, chunk)
     assert [event.first_entry for event in read_back(tmp_path / "trace")["t", "s"]] == [7, 8, 11, 12, 13]
 
 
-RUN = {"topic": "t", "subscription": "s", "entries": [[4, 0, 2]], "broker_acks_ms": [[0, 5, [0]], [0, 9, [1]]]}
 SMALL = gzip.compress(b'{"kind": 1}\n' + b" \n" * 100_000, mtime=0)
 
 
@@ -216,11 +215,6 @@ SMALL = gzip.compress(b'{"kind": 1}\n' + b" \n" * 100_000, mtime=0)
         (lines_of([ack(0), ack(1, topic="X")]).replace(b"X", b"t\xff"), "not UTF-8: 1, at line 2 "),
         (lines_of([ack(0)]) + b"x" * 5_000, "line 2 is longer"),
         (SMALL, "more than 100000 bytes of text; --text-bytes-max allows more"),
-        (
-            gzip.compress(lines_of([RUN]) + b" \n" * 100_000, mtime=0),
-            "more than 100000 bytes of text; --text-bytes-max allows",
-        ),
-        ([RUN | {"broker_acks_ms": [[0, 5, [0]], [0, 10**9, [1]]]}], "looks like seconds"),
     ],
 )
 def test_a_file_that_is_none_of_these_is_refused(tmp_path, monkeypatch, data, said):
