@@ -1,4 +1,4 @@
-"""Reads the files of the broker interceptor in `interceptor/`, and turns them into rows of a trace of entries.
+"""Reads the files of the broker interceptor in `interceptor/`, and turns them into events of a trace of entries.
 
 Each line is a JSON object of one kind:
 
@@ -34,16 +34,15 @@ import re
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
-import pyarrow as pa
 
 from ackstate.analysis.trace.chunks import WALL_CLOCK_MS
-from ackstate.analysis.trace.events import TraceError
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
 from ackstate.analysis.trace.recording import EntrySet
-from ackstate.analysis.trace.rows import ROW_SCHEMA, TEXT_BYTES_MAX, open_text
+from ackstate.analysis.trace.rows import NO_SEQ, TEXT_BYTES_MAX, TraceRows, open_text, rows_of
 from ackstate.cursor.config import cursor_settings
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.errors import UnsupportedVersionError
@@ -55,8 +54,6 @@ from ackstate.wire.pulsar.ranges import limit_ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from ackstate.analysis.trace.chunks import Int64s
 
 
 FORMAT = "ackstate broker recording"
@@ -409,6 +406,7 @@ def _lines(path: Path, text_bytes_max: int) -> Iterator[bytes]:
 
 
 _ROWS_AT_ONCE = 50_000
+_OF_LINE = 0  # instead of a time, which is at least that of the year 2000
 _WORD_BITS = 64
 
 
@@ -427,33 +425,32 @@ class BrokerRows:
         self._consumers: dict[str, int] = {}
         self._heard_ms: dict[str, int] = {}  # The time of the last line of each process.
 
-    def tables(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
-        """Yield tables with columns as `ROW_SCHEMA`, the file of their rows, and the line of each row."""
-        waiting: list[tuple[tuple[Path, int], dict[str, Any]]] = []
-        for event in events:
-            for row in self._rows(event):
-                waiting.append((event.place, row))
-                if len(waiting) >= _ROWS_AT_ONCE:
-                    yield from _tables(waiting)
-                    waiting = []
-        yield from _tables(waiting)
+    def rows(self, events: Iterable[BrokerEvent]) -> Iterator[tuple[Path, TraceRows]]:
+        """Yield the events of a trace, those of each file together; their numbers are those of its lines."""
+        found = ((event.place, key, mine) for event in events for key, mine in self._events(event))
+        while some := list(islice(found, _ROWS_AT_ONCE)):
+            for path, of_file in groupby(some, key=lambda each: each[0][0]):
+                places, keys, mine = zip(*of_file, strict=True)
+                lines = np.array([(NO_SEQ, line) for _, line in places], np.int64)
+                yield path, rows_of(keys, np.column_stack((np.array(mine, np.int64), lines)))
 
-    def _rows(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+    def _events(self, event: BrokerEvent) -> Iterator[tuple[tuple[str, str], Event]]:
+        """Yield (topic, subscription) and event."""
         subject = event.subject
         self._heard_ms[event.life.name] = event.ts_ms
         if subject is None:
             self.dropped += event.count
-            for (topic, subscription), each in self._followed.items():
+            for key, followed in self._followed.items():
                 if event.kind == "end":
-                    each.end(event.life)
-                for row in each.crash_before(event) if event.kind == "start" else ():
-                    yield {"topic": topic, "subscription": subscription, **row}
+                    followed.end(event.life)
+                if event.kind == "start":
+                    yield from ((key, crash) for crash in followed.crash_before(event))
             return
         ledgers = self._topics[subject.topic]
         for run in event.entries:
             ledgers[run.ledger_id] = max(run.last, ledgers.get(run.ledger_id, -1))
         if event.kind == "publish":
-            yield from (self._publish(subject.topic, event.ts_ms, _named(run)) for run in event.entries)
+            yield from (self._publish(subject.topic, event.ts_ms, *run[:3]) for run in event.entries)
             return
         key = subject.topic, subject.subscription
         if key not in self._followed:
@@ -461,23 +458,22 @@ class BrokerRows:
         followed = self._followed[key]
         self.transactions += event.ack_type == "Transaction"
         consumer = self._consumers.setdefault(subject.consumer, len(self._consumers))
-        for row in followed.follow(event, consumer):
-            if "ledger_id" in row:
-                yield from self._published_before(subject.topic, row)
-            yield {"topic": subject.topic, "subscription": subject.subscription, **row}
+        for each in followed.follow(event, consumer):
+            if each.ledger_id >= 0:
+                yield from self._published_before(subject.topic, each)
+            yield key, each
 
-    def _published_before(self, topic: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the publishing of a row's entries of which the recording says nothing."""
-        named = EntrySet()
-        named.add_run(row["ledger_id"], row["first_entry"], row["last_entry"] + 1)
-        for run in (named - self.published[topic]).runs():
-            self.published[topic].add_run(*run)
-            yield self._publish(topic, row["ts_ms"], entries_row(run))
+    def _published_before(self, topic: str, event: Event) -> Iterator[tuple[tuple[str, str], Event]]:
+        """Yield the publishing of an event's entries of which the recording says nothing."""
+        named = EntrySet.of([(event.ledger_id, event.first_entry, event.last_entry + 1)])
+        for ledger_id, first, end in (named - self.published[topic]).runs():
+            self.published[topic].add_run(ledger_id, first, end)
+            yield self._publish(topic, event.ts_ms, ledger_id, first, end - 1)
 
-    def _publish(self, topic: str, ts_ms: int, entries: dict[str, int]) -> dict[str, Any]:
+    def _publish(self, topic: str, ts_ms: int, ledger_id: int, first: int, last: int) -> tuple[tuple[str, str], Event]:
         # Lines of a process that has lost the topic may come late.
         ts_ms = self._published_ms[topic] = max(ts_ms, self._published_ms.get(topic, 0))
-        return {"topic": topic, "subscription": "", "ts_ms": ts_ms, "kind": "publish", **entries}
+        return (topic, ""), Event(ts_ms, EventKind.PUBLISH, ledger_id, first, last)
 
 
 class _Contents(NamedTuple):
@@ -508,37 +504,39 @@ class _FollowedCursor:
         self._persist_count = 0
         self._is_dirty = self._has_crashed = self._is_reset = False
 
-    def follow(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
-        """Yield the rows of an event, without topic and subscription."""
-        for row in self._of_kind(event, consumer):
+    def follow(self, event: BrokerEvent, consumer: int) -> Iterator[Event]:
+        """Yield the events that a line shows."""
+        for each in self._of_kind(event, consumer):
             self._last_ms = max(self._last_ms, event.ts_ms)
-            yield {"ts_ms": self._last_ms, **row}
+            yield each._replace(ts_ms=each.ts_ms or self._last_ms)
 
     def end(self, life: BrokerLife) -> None:
         """A process has closed its cursors in order."""
         if self._life == life:
             self._is_dirty = False
 
-    def crash_before(self, start: BrokerEvent) -> Iterator[dict[str, Any]]:
+    def crash_before(self, start: BrokerEvent) -> Iterator[Event]:
         """Yield a crash if the process that had the cursor was replaced without an end."""
         life = self._life
         is_replaced = life is not None and life.broker == start.life.broker and life.name != start.life.name
         if is_replaced and self._is_dirty and not self._has_crashed:
             self._has_crashed, self._persist = True, None
             self._last_ms = self._died_ms()
-            yield {"ts_ms": self._last_ms, "kind": "crash"}
+            yield Event(self._last_ms, EventKind.CRASH)
 
     def _died_ms(self) -> int:
         """Return the time of the last line of the process that had the cursor: it writes one at each flush."""
         assert self._life is not None
         return max(self._last_ms, self._heard_ms[self._life.name])
 
-    def _of_kind(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+    # The next methods yield events without times: they have that of the line.
+
+    def _of_kind(self, event: BrokerEvent, consumer: int) -> Iterator[Event]:
         is_opened = event.kind == "consumer" and event.mark_delete is not None
         if self._has_crashed and not is_opened and event.kind in {"deliver", "ack", "look"}:
             # The line of the opening was dropped.
             self._has_crashed = False
-            yield {"kind": "recover"}
+            yield Event(_OF_LINE, EventKind.RECOVER)
         match event.kind:
             case "consumer" if is_opened and event.life != self._life:
                 yield from self._opened(event)
@@ -551,7 +549,7 @@ class _FollowedCursor:
                     # The broker may know acks of a batch from before the recording, or from before its restart.
                     if any(run.unacked_words):
                         self._partly[Position(run.ledger_id, run.first)] = _mask(run.unacked_words)
-                    yield {"kind": "deliver", "number": consumer, **_named(run)}
+                    yield Event(_OF_LINE, EventKind.DELIVER, *run[:3], consumer)
             case "ack" if event.ack_type != "Transaction":
                 # A look may have seen the record that this command began, before the command's line was written.
                 if event.before < self._record <= event.after:
@@ -566,19 +564,19 @@ class _FollowedCursor:
                 yield from self._written(*self._seen)
         self._life = event.life
 
-    def _acks(self, event: BrokerEvent, consumer: int) -> Iterator[dict[str, Any]]:
+    def _acks(self, event: BrokerEvent, consumer: int) -> Iterator[Event]:
         self._is_dirty = True
         if event.ack_type == "Cumulative":
-            runs, kind = list(self._up_to(event)), "mark_delete"
+            runs, kind = list(self._up_to(event)), EventKind.MARK_DELETE
         else:
             has_index_acks = event.life.has_index_acks
             runs = [run for run in event.entries if self._is_whole(run, has_index_acks=has_index_acks)]
-            kind = "ack"
+            kind = EventKind.ACK
         for run in runs:
             self._acked.add_run(run.ledger_id, run.first, run.last + 1)
-            if kind == "ack":
+            if kind is EventKind.ACK:
                 self._deleted.add_run(run.ledger_id, run.first, run.last + 1)
-            yield {"kind": kind, "number": consumer, **_named(run)}
+            yield Event(_OF_LINE, kind, *run[:3], consumer)
         self._advance(self._mark_delete)
 
     def _advance(self, mark_delete: Position) -> None:
@@ -622,19 +620,19 @@ class _FollowedCursor:
                     yield LedgerEntries(ledger_id, first, end)
         self._mark_delete = last
 
-    def _begun(self, record: Position, life: BrokerLife) -> Iterator[dict[str, Any]]:
+    def _begun(self, record: Position, life: BrokerLife) -> Iterator[Event]:
         """Yield the begin of a persist if a record was begun; it replaces one that was not seen to be written."""
         if record <= self._record:
             return
         self._record = record
         if self._persist is not None:
-            yield {"kind": "persist_failed", "number": self._persist[0]}
+            yield _persist(EventKind.PERSIST_FAILED, self._persist[0])
         self._persist_count += 1
         self._persist = self._persist_count, record
-        yield {"kind": "persist_begun", "number": self._persist_count}
+        yield _persist(EventKind.PERSIST_BEGUN, self._persist_count)
         yield from self._excluded(life)
 
-    def _excluded(self, life: BrokerLife) -> Iterator[dict[str, Any]]:
+    def _excluded(self, life: BrokerLife) -> Iterator[Event]:
         """Yield the acked entries that the limit on ranges excludes from the record just begun."""
         kept, most = self._deleted, life.limits.range_count_max
         if most is not None and (kept.range_count > most or (life.form is RangeForm.WORDS and len(kept) > most)):
@@ -646,19 +644,19 @@ class _FollowedCursor:
             displaced = cut.copy()
             cut.difference_update(self._durable.ranges)
             displaced.difference_update(cut)
-            for kind, ranges in (("cut_off", cut), ("displaced", displaced)):
-                yield from ({"kind": kind, **entries_row(run)} for run in ranges.runs())
+            yield from _named(EventKind.CUT_OFF, cut)
+            yield from _named(EventKind.DISPLACED, displaced)
 
-    def _written(self, record: Position, mark_delete: Position | None = None) -> Iterator[dict[str, Any]]:
+    def _written(self, record: Position, mark_delete: Position | None = None) -> Iterator[Event]:
         """Yield the end of a persist if its record was written, with this mark-delete position if that is known."""
         if self._persist is None or record < self._persist[1]:
             return
         if mark_delete is not None and mark_delete < self._latest.mark_delete:
             yield from self._corrected(max(mark_delete, self._durable.mark_delete))
-        yield {"kind": "persist_ended", "number": self._persist_count}
+        yield _persist(EventKind.PERSIST_ENDED, self._persist_count)
         self._persist, self._durable = None, self._latest
 
-    def _corrected(self, mark_delete: Position) -> Iterator[dict[str, Any]]:
+    def _corrected(self, mark_delete: Position) -> Iterator[Event]:
         """Yield that the persist under way has an older mark-delete position than the cursor had at its start.
 
         The first record of a ledger has the position before the ledger was created, and the ranges after that.
@@ -666,42 +664,41 @@ class _FollowedCursor:
         self._latest = self._latest._replace(mark_delete=mark_delete)
         left = self._acked - self._entries_up_to(mark_delete) - EntrySet.of(self._latest.ranges.runs())
         new = left - EntrySet.of(self._durable.ranges.runs())
-        yield {"kind": "persist_failed", "number": self._persist_count}
+        yield _persist(EventKind.PERSIST_FAILED, self._persist_count)
         self._persist_count += 1
-        yield {"kind": "persist_begun", "number": self._persist_count}
-        for kind, entries in (("held_back", new), ("displaced", left - new)):
-            yield from ({"kind": kind, **entries_row(run)} for run in entries.runs())
+        yield _persist(EventKind.PERSIST_BEGUN, self._persist_count)
+        yield from _named(EventKind.HELD_BACK, new)
+        yield from _named(EventKind.DISPLACED, left - new)
 
-    def _opened(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+    def _opened(self, event: BrokerEvent) -> Iterator[Event]:
         """Yield the events that the opening of the cursor by another process shows."""
         assert event.mark_delete is not None
         found = self._state(event)
         lost = len(self._acked - found)
         if self._life is not None and not self._has_crashed:
             if lost:
-                yield {"ts_ms": self._died_ms(), "kind": "crash"}
+                yield Event(self._died_ms(), EventKind.CRASH)
             else:
                 # Closed in order: everything was written.
                 yield from self._written(self._record)
                 self._persist_count += 1
-                yield {"kind": "persist_begun", "number": self._persist_count}
-                yield {"kind": "persist_ended", "number": self._persist_count}
+                yield _persist(EventKind.PERSIST_BEGUN, self._persist_count)
+                yield _persist(EventKind.PERSIST_ENDED, self._persist_count)
         if self._life is not None or len(found):
-            yield from self._moved("recover", found)
+            yield from self._moved(EventKind.RECOVER, found)
         self._take(found, event.mark_delete)
 
-    def _reset(self, event: BrokerEvent) -> Iterator[dict[str, Any]]:
+    def _reset(self, event: BrokerEvent) -> Iterator[Event]:
         """Yield the events that the state after a seek shows; the seek has made it durable."""
         assert event.mark_delete is not None
         found = self._state(event)
         yield from self._written(self._record)
-        yield from self._moved("reset", found)
+        yield from self._moved(EventKind.RESET, found)
         self._take(found, event.mark_delete)
 
-    def _moved(self, kind: str, found: EntrySet) -> Iterator[dict[str, Any]]:
-        known = [{"kind": kind, **entries_row(each)} for each in (found - self._acked).runs()]
-        yield from known or [{"kind": kind}]
-        yield from ({"kind": "redeliver", **entries_row(each)} for each in (self._acked - found).runs())
+    def _moved(self, kind: EventKind, found: EntrySet) -> Iterator[Event]:
+        yield from list(_named(kind, found - self._acked)) or [Event(_OF_LINE, kind)]
+        yield from _named(EventKind.REDELIVER, self._acked - found)
 
     def _take(self, found: EntrySet, mark_delete: Position) -> None:
         self._acked, self._persist = found, None
@@ -734,22 +731,14 @@ class _FollowedCursor:
         return found
 
 
-def _tables(waiting: list[tuple[tuple[Path, int], dict[str, Any]]]) -> Iterator[tuple[Path, pa.Table, Int64s]]:
-    for path, rows in groupby(waiting, key=lambda each: each[0][0]):
-        found = list(rows)
-        numbers = np.array([line for (_, line), _ in found], np.int64)
-        yield path, pa.Table.from_pylist([row for _, row in found], ROW_SCHEMA), numbers
-
-
 def _mask(words: Iterable[int]) -> int:
     return sum((word % 2**_WORD_BITS) << (_WORD_BITS * number) for number, word in enumerate(words))
 
 
-def _named(run: LedgerEntries) -> dict[str, int]:
-    return {"ledger_id": run.ledger_id, "first_entry": run.first, "last_entry": run.last}
+def _named(kind: EventKind, entries: EntrySet | DeletedRanges) -> Iterator[Event]:
+    """Yield an event for each run of entries."""
+    return (Event(_OF_LINE, kind, ledger_id, first, end - 1) for ledger_id, first, end in entries.runs())
 
 
-def entries_row(run: tuple[int, int, int]) -> dict[str, int]:
-    """Return a run of entries, `end` excluded, as columns of a row."""
-    ledger_id, first, end = run
-    return {"ledger_id": ledger_id, "first_entry": first, "last_entry": end - 1}
+def _persist(kind: EventKind, number: int) -> Event:
+    return Event(_OF_LINE, kind, number=number)

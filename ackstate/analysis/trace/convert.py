@@ -237,7 +237,7 @@ def convert(
             conversion = _Conversion(files, writer, bad_rows, bad_rows_max or BadRowsMax(), progress)
             if is_of_brokers:
                 events = read_broker_recording(files, text_bytes_max=text_bytes_max)
-                conversion.run(conversion.of_brokers(of_broker.tables(events)))
+                conversion.run(conversion.of_brokers(of_broker.rows(events)))
             else:
                 conversion.run(conversion.of_files(text_bytes_max))
             writer.dropped_events = of_broker.dropped
@@ -257,8 +257,8 @@ def _files(source: Path) -> list[Path]:
     return [source]
 
 
-_Table: TypeAlias = "tuple[int, pa.Table, Int64s, int]"
-"""A table with the number of its file, the number of each row in it, and the bytes that were read until then."""
+_Read: TypeAlias = tuple[int, TraceRows, int]
+"""Rows with the number of their file, and the bytes that were read until then."""
 
 
 @final
@@ -282,43 +282,43 @@ class _Conversion:
         is_known = all(str(file) != STANDARD_INPUT for file in files)
         self._total = sum(file.stat().st_size for file in files) if is_known else None
 
-    def run(self, tables: Iterable[_Table]) -> None:
-        """Read all tables."""
-        for source, table, numbers, done in tables:
-            place = partial(self._place, source)
-            rows = checked_rows(table, numbers, clock=self._clock, bad_rows=self._bad_rows, place=place)
+    def run(self, read: Iterable[_Read]) -> None:
+        """Read all rows."""
+        for source, rows, done in read:
             self._sorter.add(rows, source=source)
             self._check(finished=False)
             self._progress(done, self._total)
         self._sorter.finish()
         self._check(finished=True)
 
-    def of_files(self, text_bytes_max: int) -> Iterator[_Table]:
-        """Yield the tables of all files; `text_bytes_max` bounds the decompressed text of each."""
+    def of_files(self, text_bytes_max: int) -> Iterator[_Read]:
+        """Yield the rows of all files; `text_bytes_max` bounds the decompressed text of each."""
         before = 0
         for source, file in enumerate(self._files):
             size = 0 if self._total is None else file.stat().st_size
             if self._is_parquet(file):
                 for table, numbers, share in tables(file):
-                    yield source, table, numbers, before + int(share * size)
+                    yield source, self._checked(source, table, numbers), before + int(share * size)
             else:
-                for table, numbers, done in self._of_text(source, file, text_bytes_max):
-                    yield source, table, numbers, before + done
+                place = partial(self._place, source)
+                with open_text(file) as (text, position):
+                    for block in text_blocks(file, text, position, bytes_max=text_bytes_max):
+                        found = table_of_lines(block, bad_rows=self._bad_rows, place=place)
+                        yield source, self._checked(source, *found), before + block.done
             before += size
 
-    def of_brokers(self, tables: Iterable[tuple[Path, pa.Table, Int64s]]) -> Iterator[_Table]:
-        """Yield tables, given each with its file and the line of each row; the files need not be read in order."""
+    def of_brokers(self, read: Iterable[tuple[Path, TraceRows]]) -> Iterator[_Read]:
+        """Yield rows, given with their file; the files need not be read in order."""
         numbers = {file: number for number, file in enumerate(self._files)}
         seen: dict[Path, int] = {}
-        for file, table, lines in tables:
+        for file, rows in read:
             seen.setdefault(file, file.stat().st_size)
-            yield numbers[file], table, lines, sum(seen.values())
+            self._bad_rows.rows += len(rows.key)
+            yield numbers[file], rows, sum(seen.values())
 
-    def _of_text(self, source: int, file: Path, text_bytes_max: int) -> Iterator[tuple[pa.Table, Int64s, int]]:
+    def _checked(self, source: int, table: pa.Table, numbers: Int64s) -> TraceRows:
         place = partial(self._place, source)
-        with open_text(file) as (text, position):
-            for block in text_blocks(file, text, position, bytes_max=text_bytes_max):
-                yield *table_of_lines(block, bad_rows=self._bad_rows, place=place), block.done
+        return checked_rows(table, numbers, clock=self._clock, bad_rows=self._bad_rows, place=place)
 
     def _check(self, *, finished: bool) -> None:
         what = ", ".join(map(str, self._files))

@@ -25,7 +25,7 @@ from ackstate.analysis.trace.chunks import Events, Int64s, Mask
 from ackstate.analysis.trace.events import EventKind, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ackstate.analysis.trace.chunks import TraceClock
@@ -82,6 +82,13 @@ def checked_rows(
     good = np.flatnonzero(~count_wrong(wrong, bad_rows, shown))
     keys, key = _keys(topic, subscription, good, of_topic)
     return TraceRows(keys, key, np.column_stack((*events, seq, numbers))[good])
+
+
+def rows_of(keys: Sequence[tuple[str, str]], values: Int64s) -> TraceRows:
+    """Return rows that are known to be valid, given the (topic, subscription) of each."""
+    topic, subscription = (pa.array(names, pa.string()).dictionary_encode() for names in zip(*keys, strict=True))
+    every = np.arange(len(values))
+    return TraceRows(*_keys(topic, subscription, every, values[:, 1] == EventKind.PUBLISH), values)
 
 
 def _missing(table: pa.Table, events: Events, *, of_topic: Mask) -> Mask:
