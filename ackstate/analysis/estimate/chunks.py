@@ -1,8 +1,7 @@
 """Turns the chunks of a trace into the rows that a replay reads: compacted, grouped by subscription and sorted.
 
 Any worker can compact a chunk, in any order. Little work then remains to be done chunk by chunk, so a subscription with
-most of a trace keeps all cores busy. Traces that a replay would get wrong are refused; only `ackstate trace check`
-compares single events within chunks.
+most of a trace keeps all cores busy. The events were checked when the trace was written.
 """
 
 from __future__ import annotations
@@ -11,26 +10,16 @@ import struct
 from functools import partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
-from ackstate.analysis.trace.check import ALIVE, LIVES, PERSIST_ENDS, PERSISTS
-from ackstate.analysis.trace.chunks import (
-    check_ledgers,
-    damaged,
-    events_of,
-    ledgers_told,
-    pack,
-    packed_columns,
-    pieces,
-    unpack,
-)
-from ackstate.analysis.trace.events import EventKind, TraceError
-from ackstate.analysis.trace.parquet import DAY_SEQ
+from ackstate.analysis.trace.chunks import events_of, ledgers_told, pack, packed_columns, pieces, unpack
+from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +37,7 @@ _PLAIN = (EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK, EventKind.MARK_DE
 _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
 _PLAIN_FORM = -1
 _NOTHING = np.zeros(1, np.int64)
+_FIELDS = EventChunk._fields
 
 
 def compact(chunk: EventChunk) -> EventChunk:
@@ -134,60 +124,36 @@ def decode(data: memoryview) -> EventChunk:
 LOG = pa.list_(pa.struct([("ledger_id", pa.int64()), ("entry_count", pa.int64())]))
 """A message log, rising."""
 PACKED = pa.schema([
-    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("chunk", pa.int32()),
-    ("end_seq", pa.int64()), ("first_ts_ms", pa.int64()), ("last_ts_ms", pa.int64()), ("events", pa.binary()),
+    ("topic", pa.string()), ("subscription", pa.string()), ("first_seq", pa.int64()), ("events", pa.binary()),
     ("log", LOG),
 ])  # fmt: skip
 LEDGERS = pa.schema([
     ("topic", pa.string()), ("subscription", pa.string()), ("ledger_id", pa.int64()), ("entry_count", pa.int64()),
-    ("published", pa.int64()), ("acked", pa.int64()),
 ])  # fmt: skip
-_BOUNDS = ("topic", "subscription", "chunk", "first_seq", "first_ts_ms", "last_ts_ms")
-_NAMES = ("topic", "subscription", "chunk")
-LEDGER_COLUMNS = (*_NAMES, "event_count", "ledgers")
-"""The columns that `ledgers` reads from a trace."""
-_UNUSED_KIND = 15  # The only number between those of kinds that is of none
+_PLACE = ("topic", "subscription", "first_seq")
 # At most this many events of a subscription are compacted together: for more, sorting costs more than it saves.
 _EVENTS_THINNED = 2**16
 _LEDGERS_AT_ONCE = 10_000
 
 
 def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log; those of topics without events."""
-    for batch in chain.from_iterable(map(pieces, batches)):
-        starts, columns = _sound_events(batch, EventChunk._fields)
-        check_ledgers(batch, starts, EventChunk._fields, columns)
+    """Yield the chunks of subscriptions as bytes, in rows of `PACKED` without a log."""
+    of_subscriptions = (batch.filter(pc.not_equal(batch["subscription"], "")) for batch in batches)
+    for batch in chain.from_iterable(map(pieces, of_subscriptions)):
+        starts, columns = events_of(batch, EventChunk._fields)
+        # Each later step passes over the kinds, in an eighth of the time.
+        columns = [
+            each.astype(np.uint8) if name == "kind" else each for name, each in zip(_FIELDS, columns, strict=True)
+        ]
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
-        subscriptions = batch["subscription"].to_pylist()
-        rows: list[bytes | None] = []
+        rows: list[bytes] = []
         for run in runs:
-            if not subscriptions[run[0]]:
-                rows.append(None)
-                continue
             chunk = EventChunk(*(_values(values, [offsets[row : row + 2] for row in run]) for values in columns))
             rows.append(encode(compact(chunk) if is_compact else chunk))
-        yield _packed_batch(batch, offsets, runs, rows)
-
-
-def _packed_batch(
-    batch: pa.RecordBatch,
-    offsets: Sequence[int],
-    runs: Sequence[Sequence[int]],
-    events: Sequence[bytes | None],
-) -> pa.RecordBatch:
-    firsts, lasts = (pa.array([run[at] for run in runs], pa.int64()) for at in (0, -1))
-    counts = np.array([sum(offsets[row + 1] - offsets[row] for row in run) for run in runs], np.int64)
-    bounds = batch.select(list(_BOUNDS))
-    begin, end = bounds.take(firsts), bounds.take(lasts)
-    first_seq = begin["first_seq"].to_numpy()
-    columns = {
-        **{name: begin[name] for name in ("topic", "subscription", "chunk", "first_ts_ms")},
-        "first_seq": begin["first_seq"], "end_seq": pa.array(first_seq + counts),
-        "last_ts_ms": end["last_ts_ms"], "events": pa.array(events, pa.binary()), "log": pa.nulls(len(runs), LOG),
-    }  # fmt: skip
-    arrays = [columns[field.name].cast(field.type) for field in PACKED]
-    return pa.RecordBatch.from_arrays(arrays, schema=PACKED)
+        begins = batch.select(_PLACE).take(pa.array([run[0] for run in runs], pa.int64()))
+        arrays = [*(begins[name].cast(PACKED.field(name).type) for name in _PLACE), pa.array(rows, pa.binary())]
+        yield pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(runs), LOG)], schema=PACKED)
 
 
 def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> list[list[int]]:
@@ -195,19 +161,17 @@ def _runs(batch: pa.RecordBatch, offsets: Sequence[int], *, events_max: int) -> 
 
     The remaining work per chunk, on one core, costs as much for few events as for many.
     """
-    topics, subscriptions, seqs, begins, ends = (
-        batch[name].to_pylist() for name in ("topic", "subscription", "first_seq", "first_ts_ms", "last_ts_ms")
-    )
+    places = list(zip(*(batch[name].to_pylist() for name in _PLACE), strict=True))
     runs: list[list[int]] = []
-    following, last_ms = None, 0  # The key and seq that would continue the last row, and its end.
-    for row in sorted(range(len(seqs)), key=lambda row: (topics[row], subscriptions[row], seqs[row])):
-        key, seq, end = (topics[row], subscriptions[row]), seqs[row], seqs[row] + offsets[row + 1] - offsets[row]
-        goes_on = (*key, seq) == following and begins[row] >= last_ms
-        if subscriptions[row] and goes_on and end - seqs[runs[-1][0]] <= events_max:
+    following = None  # The place that would continue the last row.
+    for row in sorted(range(len(places)), key=places.__getitem__):
+        *key, seq = places[row]
+        end = seq + offsets[row + 1] - offsets[row]
+        if places[row] == following and end - places[runs[-1][0]][-1] <= events_max:
             runs[-1].append(row)
         else:
             runs.append([row])
-        following, last_ms = (*key, end), ends[row]
+        following = (*key, end)
     return runs
 
 
@@ -217,22 +181,19 @@ def _values(values: Int64s, bounds: Sequence[Sequence[int]]) -> Int64s:
 
 
 def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LEDGERS`: the highest entries that chunks name in each ledger, possibly in several rows.
+    """Yield rows of `LEDGERS`: for each ledger that chunks name, possibly in several rows, one above the highest entry.
 
-    ``entry_count`` is one above the highest entry that any event names, ``published`` above that of a PUBLISH, and
-    ``acked`` above that of an ACK or MARK_DELETE; 0 if there is none. Each subscription, and each topic with events of
-    its own, also has a row with ledger -1.
+    Each subscription also has a row with ledger -1.
     """
-    found: dict[tuple[str, str, int], list[int]] = {}
+    found: dict[tuple[str, str, int], int] = {}
     for batch in batches:
         told, named = ledgers_told(batch)
-        offsets = told.tolist()
-        keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(offsets), strict=True)
+        keys = zip(batch["topic"].to_pylist(), batch["subscription"].to_pylist(), pairwise(told.tolist()), strict=True)
         for topic, subscription, (begin, end) in keys:
-            found.setdefault((topic, subscription, -1), [0, 0, 0])
-            for each, *counts in named[:, begin:end].T.tolist():
-                highest = found.setdefault((topic, subscription, each), [0, 0, 0])
-                highest[:] = map(max, highest, counts)
+            found[topic, subscription, -1] = 0
+            for ledger_id, count in named[:2, begin:end].T.tolist():
+                key = topic, subscription, ledger_id
+                found[key] = max(found.get(key, 0), count)
         if len(found) > _LEDGERS_AT_ONCE:
             yield _ledger_batch(found)
             found.clear()
@@ -240,66 +201,11 @@ def ledgers(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _ledger_batch(found)
 
 
-def _ledger_batch(found: Mapping[tuple[str, str, int], Sequence[int]]) -> pa.RecordBatch:
-    columns = zip(*((*key, *counts) for key, counts in found.items()), strict=True)
+def _ledger_batch(found: Mapping[tuple[str, str, int], int]) -> pa.RecordBatch:
+    columns = zip(*((*key, count) for key, count in found.items()), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, LEDGERS, strict=True)], schema=LEDGERS
     )
-
-
-def _sound_events(batch: pa.RecordBatch, names: Sequence[str]) -> tuple[Int64s, list[Int64s]]:
-    """Return the result of `events_of`, refusing events of an unknown kind; `names` must include ``kind``."""
-    offsets, columns = events_of(batch, names)
-    kind = columns[names.index("kind")]
-    is_unknown = (kind < min(EventKind)) | (kind > max(EventKind)) | (kind == _UNUSED_KIND)
-    if is_unknown.any():
-        row = int(np.searchsorted(offsets, is_unknown.argmax(), "right")) - 1
-        damaged(batch, row, "an event is of an unknown kind")
-    columns[names.index("kind")] = kind.astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
-    return offsets, columns
-
-
-# A sequence of these events is reduced to one.
-_MANY = tuple(kind for kind in ALIVE if kind not in (*PERSISTS, EventKind.RESET))
-
-
-@final
-class InterleavingCheck:
-    """Follows the chunks of a subscription, and refuses an action after its crash or a persist begun within another.
-
-    `ackstate.analysis.trace.check.EventOrder` checks more, event by event: which persist ends, and recoveries of a
-    process whose death was not recorded. A recorder within the process alone cannot record when it died.
-    """
-
-    def __init__(self, key: tuple[str, str]) -> None:
-        self._key = key
-        self._is_dead = False
-        self._is_persisting = False
-
-    def check(self, chunk: EventChunk) -> None:
-        """Check the next chunk, compact or not."""
-        few = np.flatnonzero(~chunk.is_any_of(_MANY))
-        following = 0
-        for at, kind in zip(few.tolist(), chunk.kind[few].tolist(), strict=True):
-            self._refuse_if(self._is_dead and at > following, chunk, following)
-            self._refuse_if(self._is_dead and kind in ALIVE, chunk, at)
-            self._refuse_if(self._is_persisting and kind == EventKind.PERSIST_BEGUN, chunk, at)
-            if kind in LIVES:
-                self._is_dead = kind == EventKind.CRASH
-            if kind in LIVES or kind in PERSIST_ENDS:
-                self._is_persisting = False
-            elif kind == EventKind.PERSIST_BEGUN:
-                self._is_persisting = True
-            following = at + 1
-        self._refuse_if(self._is_dead and following < len(chunk.kind), chunk, following)
-
-    def _refuse_if(self, is_wrong: bool, chunk: EventChunk, at: int) -> None:
-        if is_wrong:
-            topic, subscription = self._key
-            raise TraceError(
-                f"two cursors under one name, seen at {chunk.ts_ms[at]} ms: subscription {subscription!r} of {topic}: "
-                "run ackstate trace check for details; record each cursor under a name of its own"
-            )
 
 
 _KEY = ("topic", "subscription")
@@ -313,17 +219,16 @@ def sorted_chunks(trace: TraceSource, policies: Sequence[Policy | None]) -> Rows
     Compaction runs before the chunks of a subscription are grouped, on all cores for any share of the trace.
     """
     is_small = all(map(takes_compact, policies))
-    columns = (*_BOUNDS, *packed_columns(EventChunk._fields), "ledgers")
+    columns = (*_PLACE, "chunk", *packed_columns(_FIELDS))
     chunks = trace.read(columns, partial(packed_chunks, is_compact=is_small), PACKED)
-    named = trace.read(LEDGER_COLUMNS, ledgers, LEDGERS).together(("topic",))
-    is_log_needed = any(policy is not None for policy in policies)
-    return chunks.plus(named.through(partial(_heads, is_log_needed=is_log_needed), PACKED)).together(
-        _KEY, ("first_seq",)
-    )
+    if any(policy is not None for policy in policies):
+        named = trace.read((*_KEY, "chunk", "ledgers"), ledgers, LEDGERS).together(("topic",))
+        chunks = chunks.plus(named.through(_heads, PACKED))
+    return chunks.together(_KEY, ("first_seq",))
 
 
 def by_subscription(
-    batches: Iterable[pa.RecordBatch], days: Sequence[str] = ()
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[tuple[Key, dict[int, int], Iterator[EventChunk]]]:
     """Yield each subscription of some `sorted_chunks`: its key, its topic's message log, and its chunks in order.
 
@@ -332,20 +237,14 @@ def by_subscription(
     """
     rows = ((batch, index) for batch in batches for index in range(batch.num_rows))
     for key, mine in groupby(rows, key=_key):
-        in_order = _in_order(mine, days)
-        if not key[1]:
-            # Chunks of the topic itself, with its PUBLISH events.
-            for _ in in_order:
-                pass
-            continue
-        log: dict[int, int] = {}
-        first: list[_Row] = []
-        for batch, index in in_order:
-            if batch["first_seq"][index].as_py() >= 0:
-                first = [(batch, index)]
-                break
-            log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py()}
-        yield key, log, _chunks(key, chain(first, in_order))
+        yield key, *_log_and_chunks(mine)
+
+
+def _log_and_chunks(rows: Iterator[_Row]) -> tuple[dict[int, int], Iterator[EventChunk]]:
+    batch, index = next(rows)
+    log = {each["ledger_id"]: each["entry_count"] for each in batch["log"][index].as_py() or ()}
+    first = [(batch, index)] if batch["first_seq"][index].as_py() != _HEAD_SEQ else []
+    return log, (decode(memoryview(batch["events"][index].as_buffer())) for batch, index in chain(first, rows))
 
 
 def takes_compact(policy: Policy | None) -> bool:
@@ -353,77 +252,23 @@ def takes_compact(policy: Policy | None) -> bool:
     return policy is None or policy.ignores_deliveries
 
 
-def _heads(batches: Iterable[pa.RecordBatch], *, is_log_needed: bool) -> Iterator[pa.RecordBatch]:
-    """Check that no ack is beyond the published entries of its topic, and yield the logs, if they are needed.
-
-    Ledgers are not checked in a topic without PUBLISH events, nor before the first ledger that has some.
-    `ackstate trace check` finds missing entries in between.
-    """
+def _heads(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield, for each subscription, its topic's message log."""
     rows = (row for batch in batches for row in zip(*(batch[name].to_pylist() for name in LEDGERS.names), strict=True))
     for topic, mine in groupby(rows, key=itemgetter(0)):
         subscriptions: set[str] = set()
-        found: dict[int, tuple[int, ...]] = {}
-        for _, subscription, ledger_id, *counts in mine:
+        counts: dict[int, int] = {}
+        for _, subscription, ledger_id, count in mine:
             subscriptions.add(subscription)
             if ledger_id >= 0:
-                found[ledger_id] = tuple(map(max, found.get(ledger_id, (0, 0, 0)), counts))
-        _check_published(topic, found)
-        if is_log_needed:
-            log = [{"ledger_id": each, "entry_count": found[each][0]} for each in sorted(found)]
-            head = dict.fromkeys(PACKED.names) | {"topic": topic, "first_seq": _HEAD_SEQ, "log": log}
-            heads = [head | {"subscription": each} for each in sorted(subscriptions) if each]
-            yield pa.RecordBatch.from_pylist(heads, PACKED)
-
-
-def _check_published(topic: str, found: dict[int, tuple[int, ...]]) -> None:
-    first = min((each for each, (_, published, _) in found.items() if published), default=None)
-    if first is None:
-        return
-    for ledger_id in sorted(found):
-        _, published, acked = found[ledger_id]
-        if ledger_id >= first and acked > published:
-            until = f"up to entry {published - 1}" if published else "not at all"
-            raise TraceError(
-                f"{ledger_id}:{acked - 1} of {topic} is acked, but the ledger was published {until}: run ackstate "
-                "trace check for details; record the trace again, or remove its PUBLISH events"
-            )
+                counts[ledger_id] = max(counts.get(ledger_id, 0), count)
+        log = [{"ledger_id": each, "entry_count": count} for each, count in sorted(counts.items())]
+        head = dict.fromkeys(PACKED.names) | {"topic": topic, "first_seq": _HEAD_SEQ, "log": log}
+        yield pa.RecordBatch.from_pylist(
+            [head | {"subscription": each} for each in sorted(subscriptions) if each], PACKED
+        )
 
 
 def _key(row: _Row) -> Key:
     batch, index = row
     return batch["topic"][index].as_py(), batch["subscription"][index].as_py()
-
-
-def _in_order(rows: Iterable[_Row], days: Sequence[str]) -> Iterator[_Row]:
-    """Pass on the rows of a subscription; check that each chunk continues the previous one, in `seq` and in time."""
-    seq, last_ms = 0, None
-    for batch, index in rows:
-        first_seq = batch["first_seq"][index].as_py()
-        if first_seq >= 0:
-            if days:
-                # Every day starts from 0.
-                seq = max(seq, first_seq // DAY_SEQ * DAY_SEQ)
-            first_ms = batch["first_ts_ms"][index].as_py()
-            problem = (
-                "repeats a seq" if first_seq < seq
-                else "comes after a gap in seq" if first_seq > seq
-                else "begins before the previous chunk ended" if last_ms is not None and first_ms < last_ms
-                else ""
-            )  # fmt: skip
-            if problem:
-                when = f"{days[first_seq // DAY_SEQ]}: " if days else ""
-                of_whom = " of ".join(filter(None, reversed(_key((batch, index)))))
-                raise TraceError(
-                    f"{when}chunk {batch['chunk'][index].as_py()} of {of_whom} {problem}: run ackstate trace check for "
-                    "details; convert the trace again"
-                )
-            seq, last_ms = batch["end_seq"][index].as_py(), batch["last_ts_ms"][index].as_py()
-        yield batch, index
-
-
-def _chunks(key: Key, rows: Iterable[_Row]) -> Iterator[EventChunk]:
-    one_cursor = InterleavingCheck(key)
-    for batch, index in rows:
-        chunk = decode(memoryview(batch["events"][index].as_buffer()))
-        one_cursor.check(chunk)
-        yield chunk

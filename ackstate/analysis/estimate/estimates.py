@@ -529,7 +529,7 @@ def estimates(  # noqa: PLR0913 - each is needed once
         mine = [policies[number] for number in numbers]
         wanted = RequestedParts(
             mine, numbers, span.begin_ms, slices, is_plotted=is_plotted, drawn=drawn,
-            is_polled=span.poll_ms > 0, days=span.days,
+            is_polled=span.poll_ms > 0,
         )  # fmt: skip
         replays.append(sorted_chunks(source, mine).through(partial(replay, wanted=wanted, told=told), PART))
     parts = joined(replays)
@@ -553,7 +553,6 @@ class RequestedParts(NamedTuple):
     is_plotted: bool = False  # Whether to return curves; requires slices
     drawn: int = 0  # The index in the grid of the policy whose curves of single subscriptions to return
     is_polled: bool = False  # Whether the trace was recorded by polls
-    days: Sequence[str] = ()  # The names of the days, of a directory of daily traces
 
 
 def replay(
@@ -564,7 +563,7 @@ def replay(
 
 
 def _parts(batches: Iterable[pa.RecordBatch], wanted: RequestedParts, told: Callable[[], object]) -> Iterator[Part]:
-    for key, log, chunks in by_subscription(batches, wanted.days):
+    for key, log, chunks in by_subscription(batches):
         subscription = _SubscriptionTotals(key, log, wanted)
         for chunk in chunks:
             yield from subscription.take(chunk)

@@ -438,3 +438,67 @@ def _hint(ts_ms: int) -> str:
     if ts_ms in WALL_CLOCK_MS or ts_ms in OWN_CLOCK_MS:
         return f"which has another clock than the first event: write {RULE}"
     return f"write {RULE}"
+
+
+_PERSIST_ENDS = (EventKind.PERSIST_ENDED, EventKind.PERSIST_FAILED)
+_PERSISTS = (EventKind.PERSIST_BEGUN, *_PERSIST_ENDS)
+_LIVES = (EventKind.CRASH, EventKind.RECOVER)  # The end of a process, and the start of the next one
+_ACKS = (EventKind.ACK, EventKind.MARK_DELETE)
+_SETTLED = (EventKind.PERSIST_ENDED, EventKind.CRASH, EventKind.RECOVER, EventKind.REDELIVER, EventKind.RESET)
+# Events that only a live cursor causes.
+_ALIVE = (
+    EventKind.DELIVER, *_ACKS, *_PERSISTS, EventKind.HELD_BACK, EventKind.CUT_OFF, EventKind.DISPLACED, EventKind.RESET,
+)  # fmt: skip
+_NONE = -1
+
+
+@final
+class EventOrder:
+    """Checks the events of one subscription, or of a topic: times never fall, and only one cursor lives at a time.
+
+    Two cursors under one name are detected by actions impossible for one: it acks, sends or persists after its crash
+    and before a recovery; a persist begins while another is in progress, or one ends that did not begin; it is
+    recovered while acks are in memory, without a recorded death.
+    """
+
+    def __init__(self) -> None:
+        self._last_ms = -1
+        # The latest relevant event of each kind, in order.
+        self._context = Events(*(np.zeros(0, np.int64) for _ in Events._fields))
+
+    def judge_times(self, ts_ms: Int64s) -> Mask:
+        """Return which of the next events are earlier than a previous event."""
+        highest = np.maximum.accumulate(np.concatenate(([self._last_ms], ts_ms)))
+        self._last_ms = int(highest[-1])
+        return np.asarray(ts_ms < highest[:-1], np.bool_)
+
+    def judge_lives(self, events: Events) -> Mask:
+        """Return which of the next events cannot come from a single cursor."""
+        known = len(self._context.kind)
+        every = Events(*(np.concatenate(pair) for pair in zip(self._context, events, strict=True)))
+        kind, number = every.kind, every.number
+        life, persist = _latest_before(kind, _LIVES), _latest_before(kind, (*_PERSISTS, *_LIVES))
+        settled = _latest_before(kind, (*_ACKS, *_SETTLED))
+        is_dead = _kind_at(kind, life) == EventKind.CRASH
+        is_persisting = _kind_at(kind, persist) == EventKind.PERSIST_BEGUN
+        begun = np.where(is_persisting, number[persist], _NONE)
+        is_other = (begun != _NONE) & (number != _NONE) & (number != begun)
+        wrong = is_dead & np.isin(kind, _ALIVE)
+        wrong |= is_persisting & ((kind == EventKind.PERSIST_BEGUN) | (np.isin(kind, _PERSIST_ENDS) & is_other))
+        wrong |= (kind == EventKind.RECOVER) & np.isin(_kind_at(kind, settled), _ACKS)
+        latest = [np.flatnonzero(np.isin(kind, group))[-1:] for group in (
+            _LIVES, (*_PERSISTS, *_LIVES), (*_ACKS, *_SETTLED)
+        )]  # fmt: skip
+        self._context = every.where(np.unique(np.concatenate(latest)).astype(np.int64))
+        told: Mask = wrong[known:]
+        return told
+
+
+def _latest_before(kind: Int64s, group: tuple[EventKind, ...]) -> Int64s:
+    """Return, for each event, the index of the latest of a group before it, -1 without one."""
+    known = np.where(np.isin(kind, group), np.arange(len(kind)), _NONE)
+    return np.maximum.accumulate(np.concatenate(([_NONE], known)))[:-1]
+
+
+def _kind_at(kind: Int64s, index: Int64s) -> Int64s:
+    return np.where(index >= 0, kind[index], 0)

@@ -16,12 +16,11 @@ from ackstate.analysis.trace.broker_recording import read_recording as read_brok
 from ackstate.analysis.trace.check import (
     BadRows,
     BadRowsMax,
-    EventOrder,
     PublishedEntries,
     Wrong,
     count_wrong,
 )
-from ackstate.analysis.trace.chunks import ChunkWriter, Events, Gatherer, TraceClock
+from ackstate.analysis.trace.chunks import ChunkWriter, EventOrder, Events, Gatherer, TraceClock
 from ackstate.analysis.trace.events import EventKind, TraceError
 from ackstate.analysis.trace.parquet import new_trace, opened_parquet, write_trace
 from ackstate.analysis.trace.recording import read_recording, segments

@@ -28,7 +28,16 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ackstate.analysis.location import StorePath, write_atomically
-from ackstate.analysis.trace.chunks import RULE, TRACE_SCHEMA, WALL_CLOCK_MS, ChunkWriter, Events, Gatherer, TraceClock
+from ackstate.analysis.trace.chunks import (
+    RULE,
+    TRACE_SCHEMA,
+    WALL_CLOCK_MS,
+    ChunkWriter,
+    EventOrder,
+    Events,
+    Gatherer,
+    TraceClock,
+)
 from ackstate.analysis.trace.events import (
     CHUNK_EVENTS,
     DROPPED_KEY,
@@ -48,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ackstate.analysis.location import Location
+    from ackstate.analysis.trace.chunks import Int64s
     from ackstate.analysis.trace.recording import Frame
 
 
@@ -478,16 +488,29 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 
 def write_chunks(frames: Iterable[Frame], writer: ChunkWriter) -> None:
-    """Cut each subscription's events into chunks, in order."""
+    """Cut each subscription's events into chunks, in order; refuse what a single cursor cannot have done."""
     clock = TraceClock()
-    gathered = Gatherer(lambda key, rows: writer.write(key, Events.of_rows(rows)))
+    orders: dict[tuple[str, str], EventOrder] = defaultdict(EventOrder)
+
+    def settle(key: tuple[str, str], rows: Int64s) -> None:
+        events = Events.of_rows(rows)
+        for ts_ms in events.ts_ms[orders[key].judge_lives(events)][:1].tolist():
+            raise TraceError(
+                f"two cursors under one name, seen at {ts_ms} ms: {_whose(key)}: record each under a name of its own"
+            )
+        writer.write(key, events)
+
+    gathered = Gatherer(settle)
     for topic, subscription, events in frames:
         rows = np.array(events, np.int64).reshape(len(events), len(Events._fields))
         for ts_ms in rows[clock.judge(rows[:, 0]), 0][:1].tolist():
-            whose = " of ".join(filter(None, (subscription, topic)))
-            raise TraceError(f"an event of {whose}: {clock.wrong(ts_ms)}")
+            raise TraceError(f"an event of {_whose((topic, subscription))}: {clock.wrong(ts_ms)}")
         gathered.add((topic, subscription), rows)
     gathered.flush()
+
+
+def _whose(key: tuple[str, str]) -> str:
+    return " of ".join(filter(None, reversed(key)))
 
 
 DAY_SEQ = 2**44

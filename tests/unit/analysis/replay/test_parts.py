@@ -2,19 +2,15 @@
 
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackstate.analysis.estimate.chunks import InterleavingCheck, compact, decode, encode
 from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.cursor_replay import AgeFeed, PersistTicks
 from ackstate.analysis.replay.curves import RedeliveryFold
 from ackstate.analysis.replay.policy import Policy
-from ackstate.analysis.trace.check import EventOrder
-from ackstate.analysis.trace.chunks import Events
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.events import Event, EventKind
 from ackstate.delivery_ruler import DeliveryRuler
 from ackstate.position import Position
 from montecarlo import chunk_of
@@ -119,47 +115,3 @@ def test_only_the_last_rise_of_a_millisecond_is_fed():
     feed = AgeFeed(ruler, chunk_of([Event(ts_ms, DELIVER, 3, entry, entry) for ts_ms, entry in told]))
     assert (feed.stops.tolist(), feed.take(6)) == ([1, 5], [5, 7])
     assert (ruler.times, ruler.positions) == ([5, 7], [Position(3, 7), Position(3, 9)])
-
-
-# --- Two cursors under one name
-
-KEY = ("persistent://p/n/t", "s")
-# Some more often, or hardly a trace would be of one cursor alone.
-LIKELY = [*(kind for kind in EventKind if kind is not EventKind.PUBLISH), *3 * [ACK, DELIVER, EventKind.PERSIST_ENDED]]
-TOLD = st.lists(st.tuples(st.sampled_from(LIKELY), st.integers(0, 2)), min_size=1, max_size=12)
-
-
-def is_refused(chunks):
-    one = InterleavingCheck(KEY)
-    try:
-        for chunk in chunks:
-            one.check(chunk)
-    except TraceError:
-        return True
-    return False
-
-
-def is_wrong(events):
-    """Ask of every event, as if none were an ack: then no recovery comes unseen."""
-    kinds = [DELIVER if each.kind in {ACK, EventKind.MARK_DELETE} else each.kind for each in events]
-    columns = zip(*((each.ts_ms, kind, -1, -1, -1, -1) for each, kind in zip(events, kinds, strict=True)), strict=True)
-    return bool(EventOrder().judge_lives(Events(*(np.array(column) for column in columns))).any())
-
-
-@given(TOLD, st.lists(st.integers(1, 5), max_size=3))
-def test_two_cursors_are_seen_chunk_by_chunk_as_event_by_event(told, sizes):
-    ts_ms = np.cumsum([step for _, step in told]).tolist()
-    events = [
-        Event(at, kind, 1, number, number) for number, (at, (kind, _)) in enumerate(zip(ts_ms, told, strict=True))
-    ]
-    chunks = [chunk for chunk in chunks_of(events, sizes) if len(chunk.kind)]
-    assert is_refused(chunks) == is_wrong(events)
-    assert is_refused(decode(memoryview(encode(compact(chunk)))) for chunk in chunks) == is_wrong(events)
-
-
-def test_two_cursors_are_named_and_a_recovery_from_what_nobody_saw_is_none():
-    InterleavingCheck(KEY).check(chunk_of([Event(5, ACK, 1, 0, 0), Event(7, RECOVER)]))
-    with pytest.raises(
-        TraceError, match=r"two cursors under one name, seen at 7 ms: subscription 's' of .*/n/t: .* own"
-    ):
-        InterleavingCheck(KEY).check(chunk_of([Event(5, CRASH), Event(7, ACK, 1, 0, 0)]))

@@ -17,7 +17,8 @@ from ackstate.analysis.trace.recording import Frame
 from command_line import assert_one_line, run
 from trace_files import read_rows, write_rows
 
-ACK, CRASH, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.RECOVER
+ACK, CRASH, DELIVER, RECOVER = EventKind.ACK, EventKind.CRASH, EventKind.DELIVER, EventKind.RECOVER
+PERSIST_BEGUN = EventKind.PERSIST_BEGUN
 
 T0 = 1_700_000_000_000
 
@@ -150,7 +151,16 @@ def test_a_damaged_statistic_that_ends_the_process_in_arrow_is_refused(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [0, 15, max(EventKind) + 1])
-def test_an_event_of_no_kind_is_refused_by_the_check_and_the_replay(tmp_path, capsys, kind):
+def test_an_event_of_no_kind_is_refused(tmp_path, capsys, kind):
     write_trace([Frame("t", "s", [Event(T0, EventKind.ACK, 1, 0, 9), Event(T0, kind)])], tmp_path / "trace")
-    for words in (["redelivery", tmp_path / "trace", "--engine", "local"], ["trace", "check", tmp_path / "trace"]):
-        assert_one_line(run(capsys, *words), "unknown kind")
+    assert_one_line(run(capsys, "trace", "check", tmp_path / "trace"), "unknown kind")
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize("kinds", [(CRASH, ACK), (ACK, RECOVER), (PERSIST_BEGUN, ACK, PERSIST_BEGUN)])
+def test_two_cursors_under_one_name_make_no_trace(tmp_path, monkeypatch, chunk, kinds):
+    monkeypatch.setattr(trace_chunks, "CHUNK_EVENTS", chunk)
+    events = [Event(T0 + at, kind, 1, at, at) for at, kind in enumerate((DELIVER, *kinds))]
+    with pytest.raises(TraceError, match=f"two cursors under one name, seen at {events[-1].ts_ms} ms: s of t: .* own"):
+        write_trace([Frame("t", "s", events)], tmp_path / "trace")
+    assert not (tmp_path / "trace").exists()
