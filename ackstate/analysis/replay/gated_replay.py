@@ -17,7 +17,8 @@ fit or one more ack might open the gate, and only then its admission is asked.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 
@@ -33,12 +34,13 @@ from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.deleted_ranges import MINUS_ONE_BYTES, firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 from ackstate.dispatch.admission import Admission, Sent
+from ackstate.entry_bitmap import bitmaps_of as entries_by_ledger
 from ackstate.errors import AckStateError
 from ackstate.limits.gate import DispatchGate, GateLimits, Usage
-from ackstate.position import Position
+from ackstate.position import ENTRY_ID_MAX, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ackstate.analysis.replay.acked import Int64s
     from ackstate.analysis.replay.policy import Policy
@@ -57,38 +59,22 @@ class InFlightSet:
     """
 
     def __init__(self) -> None:
-        self.by_ledger: dict[int, BitMap] = {}  # all messages
-        # The part of them that is not counted yet, and messages that are still counted.
-        self._sent: dict[int, BitMap] = {}
-        self._settled: dict[int, BitMap] = {}
-        self._count = self._bytes = 0
+        self.by_ledger: dict[int, BitMap] = {}
+        # The most that the acks of all messages can add: bytes, and ranges.
+        self.reserved_bytes = self.reserved_ranges = 0
 
-    def __contains__(self, position: tuple[int, int]) -> bool:
-        ledger_id, entry_id = position
-        return ledger_id in self.by_ledger and entry_id in self.by_ledger[ledger_id]
+    @property
+    def unacked_messages(self) -> int:
+        return self.reserved_ranges
 
     def entries(self, ledger_id: int) -> BitMap:
         """Return the messages of a ledger; the caller must not change them."""
         return self.by_ledger.get(ledger_id, _NONE)
 
     def get(self, position: Position) -> Sent | None:
-        if position not in self:
+        if position.entry_id not in self.entries(position.ledger_id):
             return None
         return Sent(CONSUMER, record_bytes=isolated_range_bytes(*position), range_count=1, is_covered=True)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """The most that the acks of all messages can add."""
-        self._recount()
-        return self._bytes
-
-    @property
-    def reserved_ranges(self) -> int:
-        """How many ranges the acks of all messages can add."""
-        self._recount()
-        return self._count
-
-    unacked_messages = reserved_ranges
 
     def unacked_of(self, consumer: str) -> int:
         return self.unacked_messages if consumer == CONSUMER else 0
@@ -96,52 +82,22 @@ class InFlightSet:
     def add(self, consumer: str, positions: Sequence[Position], sent: Sequence[Sent]) -> None:
         assert consumer == CONSUMER
         assert len(positions) == len(sent)
-        for each in positions:
-            self.send(*each)
-
-    def send(self, ledger_id: int, entry_id: int) -> None:
-        """Note a message that is sent now and not in flight."""
-        if ledger_id not in self._sent:
-            self._sent[ledger_id] = BitMap()
-            self.by_ledger.setdefault(ledger_id, BitMap())
-        self._sent[ledger_id].add(entry_id)
-        self.by_ledger[ledger_id].add(entry_id)
-
-    def settle(self, ledger_id: int, entry_id: int) -> None:
-        """Forget a message in flight and its reservation."""
-        if ledger_id not in self._settled:
-            self._settled[ledger_id] = BitMap()
-        self._settled[ledger_id].add(entry_id)
-        self.by_ledger[ledger_id].remove(entry_id)
+        self.change(entries_by_ledger(positions), {})
 
     def change(self, sent: Mapping[int, BitMap], settled: Mapping[int, BitMap]) -> None:
-        """Add messages that were sent, then remove messages that were settled, by ledger."""
+        """Add messages that were sent and were not in flight, then remove those that were settled, by ledger."""
         for ledger_id in {*sent, *settled}:
-            before = self.by_ledger.get(ledger_id, _NONE)
-            after = before | sent.get(ledger_id, _NONE)
-            after -= settled.get(ledger_id, _NONE)
-            self._add(ledger_id, after, 1)
-            self._add(ledger_id, before, -1)
-            self.by_ledger[ledger_id] = after
-
-    def _recount(self) -> None:
-        if self._sent:
-            sent, self._sent = self._sent, {}
-            for ledger_id, entries in sent.items():
-                self._add(ledger_id, entries, 1)
-        if self._settled:
-            settled, self._settled = self._settled, {}
-            for ledger_id, entries in settled.items():
-                self._add(ledger_id, entries, -1)
-
-    def _add(self, ledger_id: int, entries: BitMap, sign: int) -> None:
-        self._count += sign * len(entries)
-        self._bytes += sign * worst_case(ledger_id, entries)
+            held, new = self.by_ledger.setdefault(ledger_id, BitMap()), sent.get(ledger_id, _NONE)
+            held |= new
+            gone = held & settled.get(ledger_id, _NONE)
+            held -= gone
+            self.reserved_ranges += len(new) - len(gone)
+            self.reserved_bytes += worst_case(ledger_id, new) - worst_case(ledger_id, gone)
 
     def _check(self) -> None:
         """Assert every invariant. Complexity: O(ledgers)."""
         assert self.reserved_bytes == sum(worst_case(*each) for each in self.by_ledger.items())
-        assert self.unacked_messages == self.reserved_ranges == sum(map(len, self.by_ledger.values()))
+        assert self.reserved_ranges == sum(map(len, self.by_ledger.values()))
 
 
 def worst_case(ledger_id: int, entries: BitMap) -> int:
@@ -238,55 +194,6 @@ NEVER_MS = 2**62
 """Later than any time of a trace."""
 
 
-@final
-class BlockedQueue:
-    """A queue (FIFO) of blocked deliveries. The ack of a message is postponed by the time that its delivery waited.
-
-    Memory: O(messages that wait, and delayed messages that are not acked).
-    """
-
-    def __init__(self) -> None:
-        self.since_ms: OrderedDict[tuple[int, int], int] = OrderedDict()  # of the waiting messages, in order
-        # Times at which the trace acks messages that are still waiting.
-        self._acked_ms: dict[tuple[int, int], int] = {}
-        self.waited_ms: dict[tuple[int, int], int] = {}  # of sent messages that the trace has not acked yet
-        self.moved_acks: list[tuple[int, tuple[int, int]]] = []  # a heap of postponed acks
-
-    def __len__(self) -> int:
-        return len(self.since_ms)
-
-    def sent(self, position: tuple[int, int], since_ms: int, *, now_ms: int) -> None:
-        """Postpone the ack of a message by its waiting time."""
-        acked_ms = self._acked_ms.pop(position, None) if self._acked_ms else None
-        if acked_ms is not None:
-            heappush(self.moved_acks, (acked_ms + now_ms - since_ms, position))
-        elif now_ms > since_ms:
-            self.waited_ms[position] = now_ms - since_ms
-
-    def ack_in_trace(self, position: tuple[int, int], *, now_ms: int) -> bool:
-        """Record an ack of the trace; return whether it is postponed.
-
-        A message that is acked twice is acked by the second ack if that is earlier.
-        """
-        waited_ms = self.waited_ms.pop(position, None)
-        if waited_ms is not None:
-            heappush(self.moved_acks, (now_ms + waited_ms, position))
-            return True
-        if position in self.since_ms:
-            self._acked_ms.setdefault(position, now_ms)
-            return True
-        return False
-
-    @property
-    def next_ack_ms(self) -> int:
-        """The time of the next postponed ack; far in the future if there is none."""
-        return self.moved_acks[0][0] if self.moved_acks else NEVER_MS
-
-    def pop_ack(self) -> tuple[int, int]:
-        """Remove and return the earliest postponed ack; ties go to the lowest position."""
-        return heappop(self.moved_acks)[1]
-
-
 _MOST_USED = Usage(2**62, 0, 0)
 
 
@@ -356,17 +263,28 @@ _RUN_MIN = 16
 _STEPS = 128
 
 
+# A position is one number: the index of its ledger in the log and, in the low bits, the entry. Numbers rise with
+# positions, and cost less time than pairs, which the garbage collector would also visit.
+_ENTRY_BITS = 33
+_ENTRY_MASK = (1 << _ENTRY_BITS) - 1
+_TIME_SHIFT = 64  # of the time of a postponed ack, above its position
+_POSITION_MASK = (1 << _TIME_SHIFT) - 1
+
+
 @final
 class GatedReplay(CursorListener):
     """One subscription under a policy whose gate may stop dispatch.
 
-    It receives events as recorded, and returns them at the times at which they happen under the policy.
+    It receives events as recorded, and returns them at the times at which they happen under the policy. Deliveries that
+    are blocked wait in a queue (FIFO).
+
+    Memory: a bitmap of the messages in flight, O(messages that wait, and delayed messages that are not acked).
     """
 
     kind: ClassVar[Literal["gated"]] = "gated"
 
     def __init__(self, policy: Policy, log: Mapping[int, int], *, opened_ms: int) -> None:
-        self._policy, self._log = policy, log
+        self._policy, self._ledger_ids, self._counts = policy, list(log), list(log.values())
         # The most that one ack can add to the ranges' size.
         self._cost_max = max(
             (isolated_range_bytes(*each) for item in log.items() for each in (item, (item[0], 0))), default=0
@@ -382,17 +300,26 @@ class GatedReplay(CursorListener):
     def _begin(self) -> None:
         """Start with no messages in flight."""
         self._cursor = self._replay.cursor
-        self._sent = InFlightSet()
-        self._gate = ReplayGate(self._policy, self._cursor, self._sent)
+        self._in_flight = InFlightSet()
+        self._gate = ReplayGate(self._policy, self._cursor, self._in_flight)
         self._cursor.add_listener(self)
-        # Acks that the cursor has not been given yet, and a lower bound of the gate's `slack` after them.
-        self._acked: dict[int, BitMap] = {}
+        # Messages that were sent, and acks, of which the two do not know yet, and a lower bound of the gate's `slack`
+        # after these.
+        self._sent: set[int] = set()
+        self._acked: set[int] = set()
         self._slack = 0
         self._acked_ms = -1  # the time of the last of them, if the replay knows it
-        # By ledger, the highest entry that was sent, waits or is acked; NEVER_MS where the cursor was opened with acks.
-        self._highest: dict[int, int] = {}
-        self._first_hole = (-1, -1)  # while the gate is closed
-        self._queue = BlockedQueue()
+        # The highest message that was sent, waits or is acked.
+        self._highest = max(map(self._number, (self._cursor.mark_delete_position, *self._last_range())))
+        self._durable_until = self._highest  # all that is durable is below it
+        self._first_hole = -1  # while the gate is closed
+        self._given_index, self._given = -1, _NONE  # a ledger, and its acks that the cursor has
+        # The messages that wait, in order, and since when; when the trace acks some of them.
+        self._queue: deque[int] = deque()
+        self._since_ms: dict[int, int] = {}
+        self._acked_waiting_ms: dict[int, int] = {}
+        self._waited_ms: dict[int, int] = {}  # of sent messages that the trace has not acked yet
+        self._moved_acks: list[int] = []  # a heap of postponed acks; ties go to the lowest position
         self._blocked_since_ms = 0
         self._let_go_ms = NEVER_MS  # when messages may be sent after a persist made room
         self._promotions: list[tuple[int, PersistResult]] = []
@@ -402,9 +329,26 @@ class GatedReplay(CursorListener):
         self._now_ms = 0
         self._events: list[EventChunk] = []
         self._rows: list[tuple[int, ...]] = []
-        self._happened: list[int] = []  # time, kind, ledger and entry of each event, one after another
+        self._happened: list[int] = []  # of each event the time, and twice its position, plus 1 for an ack
         # The last time before which nothing is persisted, for any acks.
         self._quiet_until_ms = self._replay.quiet_until_ms
+
+    def _last_range(self) -> Sequence[Position]:
+        return self._cursor.deleted.last_range() or ()
+
+    def _number(self, position: tuple[int, int]) -> int:
+        ledger_id, entry_id = position
+        return (bisect_left(self._ledger_ids, ledger_id) << _ENTRY_BITS) + entry_id
+
+    def _position(self, number: int) -> Position:
+        return Position(self._ledger_ids[number >> _ENTRY_BITS], number & _ENTRY_MASK)
+
+    def _bitmaps(self, numbers: Collection[int]) -> dict[int, BitMap]:
+        """Return positions as entries by ledger."""
+        return {
+            self._ledger_ids[index]: BitMap([each & _ENTRY_MASK for each in numbers if each >> _ENTRY_BITS == index])
+            for index in {each >> _ENTRY_BITS for each in numbers}
+        }
 
     def take(self, events: EventChunk, *, until_ms: int, blocked_until_ms: int) -> tuple[EventChunk, Epochs]:
         """Replay events, and return all that happens before `until_ms`: events at their new times, and persists.
@@ -425,7 +369,7 @@ class GatedReplay(CursorListener):
                 self._take_run(run)
             begin = end
         self._pass(until_ms, persists_until_ms=until_ms)
-        self._give_acks()
+        self._settle()
         self._note_happened()
         if self._queue:
             self.blocked_ms += max(0, blocked_until_ms - self._blocked_since_ms)
@@ -436,17 +380,17 @@ class GatedReplay(CursorListener):
 
     def _open_run(self, events: EventChunk, begin: int, costs: Int64s) -> OpenRun | None:
         """Return a run of events, as long as possible, that is sure to pass the gate; None if it would be short."""
-        waits = self._queue or self._queue.moved_acks or self._promotions or self._let_go_ms != NEVER_MS
+        waits = self._queue or self._moved_acks or self._promotions or self._let_go_ms != NEVER_MS
         if waits or self._gate.gate.is_closed:
             return None
-        self._give_acks()
+        self._settle()
         room = self._gate.room
         end = int(np.searchsorted(costs, costs[begin] + room, "right")) - 1
         if not self._outlasts_persists:
             end = min(end, int(np.searchsorted(events.ts_ms, self._replay.quiet_until_ms, "right")))
         end = min(end, begin + self._run_max)
         while end - begin >= _RUN_MIN:
-            run = OpenRun.of(events.part(begin, end), self._cursor, self._sent)
+            run = OpenRun.of(events.part(begin, end), self._cursor, self._in_flight)
             if run.record_bytes <= room and not self._moves_any(run.acked):
                 self._run_max = min(max(self._run_max, 2 * (end - begin)), CHUNK_EVENTS)
                 return run
@@ -456,44 +400,46 @@ class GatedReplay(CursorListener):
 
     def _moves_any(self, acked: Mapping[int, BitMap]) -> bool:
         """Return whether an acked message had waited."""
-        return any(entry_id in acked.get(ledger_id, ()) for ledger_id, entry_id in self._queue.waited_ms)
+        return any(entry_id in acked.get(ledger_id, ()) for ledger_id, entry_id in map(self._position, self._waited_ms))
 
     def _take_run(self, run: OpenRun) -> None:
         """Replay a run that is sure to pass the gate."""
         self._now_ms = int(run.events.ts_ms[-1])
-        for ledger_id, entries in run.sent.items():
-            if entries:
-                self._note_highest(ledger_id, entries.max())
+        highest = (self._number((each, entries.max())) for each, entries in run.sent.items() if entries)
+        self._highest = max(self._highest, *highest, -1)
         if self._is_young:
-            events, news = run.one_by_one(self._cursor, self._sent)
+            events, news = run.one_by_one(self._cursor, self._in_flight)
         else:
             events, news = run.events, run.news(self._cursor)
         self._is_ticking = True
         self._rows += self._replay.take_events(events, news, until_ms=self._now_ms)
         self._is_ticking = False
-        self._sent.change(run.sent, run.acked)
-        self._slack = 0
+        self._in_flight.change(run.sent, run.acked)
+        self._durable_until, self._given_index, self._slack = self._highest, -1, 0
         self._events.append(run.events)
 
     def _take_one_by_one(self, events: EventChunk) -> None:
         """Replay events whose messages may have to wait."""
         named = events.is_any_of(_NAMING)
-        moved_acks = self._queue.moved_acks
-        for ts_ms, kind, ledger_id, first, last in zip(*(column[named].tolist() for column in events), strict=True):
+        ts_ms, kind, ledger_id, first, last = (column[named] for column in events)
+        ledger = np.searchsorted(self._ledger_ids, ledger_id) << _ENTRY_BITS
+        moved_acks = self._moved_acks
+        columns = (ts_ms, kind, ledger + first, last - first)
+        for now_ms, each_kind, number, further in zip(*(column.tolist() for column in columns), strict=True):
             if (
-                ts_ms > self._quiet_until_ms
-                or ts_ms >= self._let_go_ms
-                or (moved_acks and moved_acks[0][0] <= ts_ms)
+                now_ms > self._quiet_until_ms
+                or now_ms >= self._let_go_ms
+                or (moved_acks and moved_acks[0] >> _TIME_SHIFT <= now_ms)
                 or self._promotions
             ):
-                self._pass(ts_ms + 1, persists_until_ms=ts_ms)
-            self._now_ms = ts_ms
-            take = self._deliver if kind == _DELIVER else self._ack_as_recorded
-            if first == last:
-                take((ledger_id, first))
+                self._pass(now_ms + 1, persists_until_ms=now_ms)
+            self._now_ms = now_ms
+            take = self._deliver if each_kind == _DELIVER else self._ack_as_recorded
+            if not further:
+                take(number)
             else:
-                for entry_id in self._unacked(ledger_id, first, last):
-                    take((ledger_id, entry_id))
+                for each in self._unacked(number, further):
+                    take(each)
         last_ms = int(events.ts_ms[-1])
         self._pass(last_ms + 1, persists_until_ms=last_ms)
         self._note_happened()
@@ -501,30 +447,30 @@ class GatedReplay(CursorListener):
         if events.kind[-1] == EventKind.CRASH:
             self._close_promotions(last_ms + 1)
 
-    def _unacked(self, ledger_id: int, first: int, last: int) -> BitMap:
-        """Return the entries of a run that are not acked in the cursor."""
-        entries = BitMap(range(first, last + 1)) - self._acked.get(ledger_id, _NONE)
+    def _unacked(self, number: int, further: int) -> Iterator[int]:
+        """Return the messages of a run that are not acked in the cursor."""
+        ledger_id, first = self._position(number)
+        entries = BitMap(range(first, first + further + 1))
         self._cursor.view.discard_acked(ledger_id, entries)
-        return entries
+        return (number - first + entry_id for entry_id in entries)
 
     def _check(self) -> None:
         """Assert that every message has exactly one state. Complexity: O(ledgers) bitmap operations, O(moved acks)."""
-        self._sent._check()
-        waiting: dict[int, BitMap] = {}
-        for ledger_id, entry_id in self._queue.since_ms:
-            waiting.setdefault(ledger_id, BitMap()).add(entry_id)
-        for each in (self._sent.by_ledger, waiting):
+        self._in_flight._check()
+        assert list(self._queue) == list(self._since_ms)
+        waiting = self._bitmaps(self._queue)
+        for each in (self._in_flight.by_ledger, waiting):
             for ledger_id, entries in each.items():
                 unacked = entries.copy()
                 self._cursor.view.discard_acked(ledger_id, unacked)
                 assert unacked == entries, f"ledger {ledger_id} has acked messages that are in flight or waiting"
                 assert not entries or Position(ledger_id, entries.max()) in self._cursor.ledgers
-        for ledger_id, entries in self._sent.by_ledger.items():
+        for ledger_id, entries in self._in_flight.by_ledger.items():
             assert entries.isdisjoint(waiting.get(ledger_id, BitMap())), (
                 f"ledger {ledger_id}: messages in flight are waiting"
             )
-        for _, position in self._queue.moved_acks:
-            assert position in self._sent or self._cursor.is_acked(Position(*position)), (
+        for position in (self._position(each & _POSITION_MASK) for each in self._moved_acks):
+            assert self._in_flight.get(position) or self._cursor.is_acked(position), (
                 f"{position} has a postponed ack but was not sent"
             )
 
@@ -554,9 +500,11 @@ class GatedReplay(CursorListener):
 
     def _pass(self, until_ms: int, *, persists_until_ms: int) -> None:
         """Execute, in order, the postponed events before one time, and the persists before another."""
-        queue = self._queue
+        moved_acks = self._moved_acks
         while True:
-            now_ms = min(until_ms, queue.next_ack_ms, self._let_go_ms)
+            now_ms = min(until_ms, self._let_go_ms)
+            if moved_acks:
+                now_ms = min(now_ms, moved_acks[0] >> _TIME_SHIFT)
             persist_until_ms = min(now_ms, persists_until_ms)
             if (self._promotions or persist_until_ms > self._quiet_until_ms) and self._persist_one(persist_until_ms):
                 continue
@@ -567,7 +515,7 @@ class GatedReplay(CursorListener):
                 self._let_go_ms = NEVER_MS
                 self._release_blocked()
             else:
-                self._ack(queue.pop_ack())
+                self._ack(heappop(moved_acks) & _POSITION_MASK)
 
     def _persist_one(self, until_ms: int) -> bool:
         """Tick until the cursor is persisted once, before a time; return whether it was."""
@@ -575,7 +523,7 @@ class GatedReplay(CursorListener):
             self._close_promotions(until_ms)
         if until_ms <= self._quiet_until_ms:
             return False
-        self._give_acks()
+        self._settle()
         self._slack = 0
         self._is_ticking = True
         row = next(self._replay.persists(until_ms), None)
@@ -585,6 +533,7 @@ class GatedReplay(CursorListener):
         if row is None:
             return False
         self._rows.append(row)
+        self._durable_until = self._highest
         if self._queue:
             self._let_go_ms = row[0] + 1
         return True
@@ -595,126 +544,155 @@ class GatedReplay(CursorListener):
             at_ms, result = self._promotions.pop(0)
             self._rows.append(self._replay.row(at_ms, result))
 
-    def _deliver(self, position: tuple[int, int]) -> None:
+    def _is_in_flight(self, number: int) -> bool:
+        if number in self._acked:
+            return False
+        return number in self._sent or (
+            number & _ENTRY_MASK in self._in_flight.entries(self._ledger_ids[number >> _ENTRY_BITS])
+        )
+
+    def _deliver(self, number: int) -> None:
         """Queue a message that was not delivered before, and send it if the gate admits it."""
-        ledger_id, entry_id = position
-        if entry_id <= self._highest.get(ledger_id, NEVER_MS):
-            if position in self._sent or position in self._queue.since_ms:
+        if number <= self._highest:
+            if number in self._since_ms or number in self._acked or self._is_in_flight(number):
                 return
-            if entry_id in self._acked.get(ledger_id, _NONE) or self._cursor.is_acked(Position(*position)):
+            if self._cursor.is_acked(self._position(number)):
                 return
-            self._note_highest(ledger_id, entry_id)
-        else:
-            self._highest[ledger_id] = entry_id
-        if not self._queue.since_ms:
+        self._highest = max(self._highest, number)
+        if not self._queue:
             self._blocked_since_ms = self._now_ms
-        self._queue.since_ms[position] = self._now_ms
+        self._queue.append(number)
+        self._since_ms[number] = self._now_ms
         if not self._gate.gate.is_closed or self._is_young:
             self._release_blocked()
 
-    def _note_highest(self, ledger_id: int, entry_id: int) -> None:
-        """Note that an entry is sent or waits."""
-        if ledger_id not in self._highest:
-            marked = self._cursor.mark_delete_position
-            is_new = marked < (ledger_id, 0) and not self._cursor.deleted.entries(ledger_id)
-            self._highest[ledger_id] = -1 if is_new else NEVER_MS
-        self._highest[ledger_id] = max(self._highest[ledger_id], entry_id)
-
     def _release_blocked(self) -> None:
         """Send waiting messages as far as the gate admits them."""
-        queue, sent, now_ms, is_young = self._queue, self._sent, self._now_ms, self._is_young
-        since_ms = queue.since_ms
+        queue, now_ms, is_young, cost_max = self._queue, self._now_ms, self._is_young, self._cost_max
         # Without young acks the gate opens when its usage falls, so it is open before anything is requested.
-        while since_ms and (is_young or not self._gate.gate.is_closed):
-            if self._slack < self._cost_max and not is_young:
-                self._give_acks()
+        while queue and (is_young or not self._gate.gate.is_closed):
+            if self._slack < cost_max and not is_young:
+                self._settle()
                 self._slack = self._gate.room
-            position, waits_since_ms = since_ms.popitem(last=False)
-            ledger_id, entry_id = position
+            number = queue[0]
             if not is_young and (
-                self._slack >= self._cost_max or self._slack >= isolated_range_bytes(ledger_id, entry_id)
+                self._slack >= cost_max or self._slack >= isolated_range_bytes(*self._position(number))
             ):
-                sent.send(ledger_id, entry_id)
-                self._slack -= self._cost_max
+                self._sent.add(number)
+                self._slack -= cost_max
             else:
-                self._give_acks()
+                self._settle()
                 self._replay.look(now_ms)
                 self._slack = 0
-                if not self._gate.sends(Position(*position), now_ms=now_ms):
-                    since_ms[position] = waits_since_ms
-                    since_ms.move_to_end(position, last=False)
+                if not self._gate.sends(self._position(number), now_ms=now_ms):
                     return
-                self._replay.deliver(Position(*position), now_ms=now_ms)
-            queue.sent(position, waits_since_ms, now_ms=now_ms)
-            self._happened += (now_ms, _DELIVER, ledger_id, entry_id)
-            if not since_ms:
+                self._replay.deliver(self._position(number), now_ms=now_ms)
+            queue.popleft()
+            self._postpone_ack(number, now_ms - self._since_ms.pop(number))
+            self._happened += (now_ms, 2 * number)
+            if not queue:
                 self.blocked_ms += now_ms - self._blocked_since_ms
 
-    def _ack_as_recorded(self, position: tuple[int, int]) -> None:
-        """Ack a message now, or later by the time that its delivery waited."""
-        if self._queue.ack_in_trace(position, now_ms=self._now_ms):
-            return
-        if position not in self._sent:
-            self._deliver(position)
-            if self._queue.ack_in_trace(position, now_ms=self._now_ms):
-                return
-        self._ack(position)
+    def _postpone_ack(self, number: int, waited_ms: int) -> None:
+        """Postpone the ack of a message that is sent by the time that it waited."""
+        acked_ms = self._acked_waiting_ms.pop(number, None)
+        if acked_ms is not None:
+            heappush(self._moved_acks, (acked_ms + waited_ms << _TIME_SHIFT) + number)
+        elif waited_ms:
+            self._waited_ms[number] = waited_ms
 
-    def _ack(self, position: tuple[int, int]) -> None:
-        """Ack a message if it is in flight, and send the messages that then fit."""
-        if position not in self._sent:
+    def _ack_as_recorded(self, number: int) -> None:
+        """Ack a message now, or later by the time that its delivery waited."""
+        if self._is_postponed(number):
             return
-        ledger_id, entry_id = position
+        if not self._is_in_flight(number):
+            self._deliver(number)
+            if self._is_postponed(number):
+                return
+        self._ack(number)
+
+    def _is_postponed(self, number: int) -> bool:
+        """Record an ack of the trace, and return whether it is postponed.
+
+        A message that is acked twice is acked by the second ack if that is earlier.
+        """
+        waited_ms = self._waited_ms.pop(number, None)
+        if waited_ms is not None:
+            heappush(self._moved_acks, (self._now_ms + waited_ms << _TIME_SHIFT) + number)
+            return True
+        if number in self._since_ms:
+            self._acked_waiting_ms.setdefault(number, self._now_ms)
+            return True
+        return False
+
+    def _ack(self, number: int) -> None:
+        """Ack a message if it is in flight, and send the messages that then fit."""
+        if not self._is_in_flight(number):
+            return
         now_ms = self._now_ms
-        self._sent.settle(ledger_id, entry_id)
-        if ledger_id not in self._acked:
-            self._acked[ledger_id] = BitMap()
-        self._acked[ledger_id].add(entry_id)
+        self._acked.add(number)
         if now_ms != self._acked_ms:
             self._acked_ms = now_ms
             self._replay.acked(now_ms)
-        self._happened += (now_ms, _ACK, ledger_id, entry_id)
+        self._happened += (now_ms, 2 * number + 1)
         if self._is_young:
             self._replay.look(now_ms)
-            self._give_acks()
+            self._settle()
             self._acked_ms = -1  # a promotion may take it in
         if not self._gate.gate.is_closed:
             return
-        # An ack frees at most the bytes reserved for it, and as many where it joins two ranges.
-        self._slack -= 2 * self._cost_max
-        if position == self._first_hole:
-            self._pass_first_hole(ledger_id, entry_id)
-        if self._slack <= 0 or not entry_id:
-            self._give_acks()
-            marked_ledger_id, marked_entry_id = self._cursor.mark_delete_position
-            self._first_hole = marked_ledger_id, marked_entry_id + 1
+        if number == self._first_hole:
+            self._pass_first_hole()
+        else:
+            self._slack -= self._cost_max * self._joined_by(number)
+        # The first entry of a ledger may follow a mark-delete position at the end of the ledger before.
+        if self._slack <= 0 or not number & _ENTRY_MASK:
+            self._settle()
+            self._first_hole = self._number(self._cursor.mark_delete_position) + 1
             self._slack = self._gate.slack
             if self._slack <= 0:
                 self._gate.refresh(now_ms=now_ms)
                 self._slack = 0
                 self._release_blocked()
 
-    def _pass_first_hole(self, ledger_id: int, entry_id: int) -> None:
-        """Find the next hole: each ack that the mark-delete position passes may free a range."""
-        given, acked = self._cursor.deleted.entries(ledger_id), self._acked.get(ledger_id, _NONE)
-        end = entry_id + 1
-        while self._slack > 0 and (end in acked or end in given):
-            self._slack -= self._cost_max
-            end += 1
-        if end >= self._log[ledger_id]:  # the position goes on in another ledger
-            self._slack = 0
-        self._first_hole = ledger_id, end
+    def _joined_by(self, number: int) -> int:
+        """Return how many ranges an ack joins: alone it takes what was reserved for it, and each of them saves that."""
+        index, entry_id = number >> _ENTRY_BITS, number & _ENTRY_MASK
+        if index != self._given_index:
+            self._given_index, self._given = index, self._cursor.deleted.entries(self._ledger_ids[index])
+        given, acked = self._given, self._acked
+        follows = entry_id > 0 and (entry_id - 1 in given or number - 1 in acked)
+        return follows + (entry_id < ENTRY_ID_MAX and (entry_id + 1 in given or number + 1 in acked))
 
-    def _give_acks(self) -> None:
-        """Give the cursor all acks."""
-        if self._acked:
-            acked, self._acked = self._acked, {}
+    def _pass_first_hole(self) -> None:
+        """Find the next hole: the mark-delete position passes one range, or more where entries are durable already."""
+        self._slack -= 2 * self._cost_max
+        given = self._cursor.deleted.entries(self._position(self._first_hole).ledger_id)
+        hole = self._first_hole + 1
+        while self._slack > 0 and (hole in self._acked or hole & _ENTRY_MASK in given):
+            self._slack -= self._cost_max * (hole <= self._durable_until)
+            hole += 1
+        if hole & _ENTRY_MASK >= self._counts[hole >> _ENTRY_BITS]:  # the position goes on in another ledger
+            self._slack = 0
+        self._first_hole = hole
+
+    def _settle(self) -> None:
+        """Give the cursor all acks, and note which messages are in flight."""
+        if self._sent or self._acked:
+            sent, acked = self._bitmaps(self._sent), self._bitmaps(self._acked)
+            self._sent.clear()
+            self._acked.clear()
+            self._given_index = -1
+            self._in_flight.change(sent, acked)
             # The gate has reserved all bytes that they may add.
             self._cursor.ack_bitmaps(acked, now_ms=self._now_ms)
 
     def _note_happened(self) -> None:
         """Append the events that happened one by one."""
         if self._happened:
-            ts_ms, kind, ledger_id, entry_id = np.array(self._happened, np.int64).reshape(-1, 4).T
+            ts_ms, told = np.array(self._happened, np.int64).reshape(-1, 2).T
+            number, kind = told >> 1, np.where(told & 1, _ACK, _DELIVER)
+            entry_id = number & _ENTRY_MASK
+            ledger_id = np.array(self._ledger_ids)[number >> _ENTRY_BITS]
             self._events.append(EventChunk(ts_ms, kind, ledger_id, entry_id, entry_id))
             self._happened = []

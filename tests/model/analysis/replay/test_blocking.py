@@ -486,10 +486,10 @@ def test_what_is_on_its_way_is_the_same_told_at_once_or_one_by_one(sent, settled
     many.change(*told)
     for ledger_id, entries in told[0].items():
         for entry in entries:
-            one.send(ledger_id, entry)
+            one.change({ledger_id: BitMap([entry])}, {})
     for ledger_id, entries in told[1].items():
-        for entry in entries & told[0].get(ledger_id, BitMap()):
-            one.settle(ledger_id, entry)
+        for entry in entries:
+            one.change({}, {ledger_id: BitMap([entry])})
     for each in (one, many):
         each._check()
     assert all(one.entries(ledger_id) == many.entries(ledger_id) for ledger_id in range(3))
