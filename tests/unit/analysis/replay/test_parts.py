@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackstate.analysis.estimate.chunks import compact
 from ackstate.analysis.replay.acked import AckAccumulator
 from ackstate.analysis.replay.cursor_replay import AgeFeed, PersistTicks
 from ackstate.analysis.replay.curves import RedeliveryFold
