@@ -241,18 +241,6 @@ class PositionSet:
         return total
 
     @property
-    def memory_bytes(self) -> int:
-        """About how much memory the set takes. Complexity: O(bitmaps)."""
-        total = _SET_BYTES
-        for bitmap in self._bitmaps.values():
-            sizes = bitmap.get_statistics()
-            total += _BITMAP_BYTES + _CONTAINER_BYTES * sizes["n_containers"]
-            total += sizes["n_bytes_array_containers"]
-            total += sizes["n_bytes_run_containers"]
-            total += sizes["n_bytes_bitset_containers"]
-        return total
-
-    @property
     def memory_bytes_max(self) -> int:
         """How much memory the set takes at most, roughly. Complexity: O(1)."""
         return _SET_BYTES + (_BITMAP_BYTES + _CONTAINER_BYTES) * len(self._bitmaps) + _CONTAINER_BYTES * self._count

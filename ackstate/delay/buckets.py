@@ -147,10 +147,6 @@ class SealedBuckets:
         """Yield the buckets in order of their ledgers."""
         return (interval.data for interval in sorted(self._tree, key=lambda interval: interval.begin))
 
-    @property
-    def memory_bytes(self) -> int:
-        return sum(bucket.memory_bytes for bucket in self)
-
     def covers(self, ledger_id: int) -> bool:
         return bool(self._tree.overlaps_point(ledger_id))
 
@@ -424,16 +420,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._keep(position, deliver_at_ms)
         return True
 
-    def has_message_available(self, *, now_ms: int) -> bool:
-        """Return whether `scheduled_messages` would hand out anything now.
-
-        It may return True for a message that must no longer be handed out; the poll then removes it.
-        """
-        self._check_open()
-        cutoff_ms = self._cutoff(now_ms)
-        first_ms = self._first_due_ms
-        return first_ms is not None and first_ms <= cutoff_ms
-
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out the messages due first, at most `max_messages`, in order of position.
 
@@ -450,14 +436,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         """The number of waiting messages, including due ones that were not yet handed out. Complexity: O(1)."""
         self._check_open()
         return len(self.held)
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the index takes. Complexity: O(bitmaps + segments)."""
-        self._check_open()
-        with self.lock:
-            calendars = self._mutable.memory_bytes + self._shared.memory_bytes + self.due_log.memory_bytes
-            return calendars + self.held.memory_bytes + self._sealed.memory_bytes
 
     @property
     def next_delivery_ms(self) -> int | None:
@@ -543,12 +521,11 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._consumed_before, self._has_consumed = ledger_id, True
         self._drop_consumed()
 
-    def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Return whether the reader may skip a message that already waits; see `DelayedDeliveryTracker.skip`."""
+    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
+        """Return the messages that do not wait yet; see `DelayedDeliveryTracker.unknown`."""
         self._check_open()
-        position = check_position(position, entry_id_min=0)
         self._cutoff(now_ms)
-        return position in self.held
+        return [position for position in positions if position not in self.held]
 
     def delete_retired(self) -> None:
         """Delete the retired snapshots that are still stored; after a failure the next call retries."""

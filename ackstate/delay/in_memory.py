@@ -6,7 +6,6 @@ as Pulsar's, to the bit, and is the baseline of the benchmarks.
 
 from __future__ import annotations
 
-import sys
 from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING, final
@@ -20,11 +19,6 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, check_position, posit
 if TYPE_CHECKING:
     from ackstate.delay.config import DelayConfig
     from ackstate.position import Position
-
-# The memory of a bitmap and of each of its containers beside their entries, with the key in a dict: measured as growth
-# of the process on 64-bit Linux (pyroaring 1.2).
-_BITMAP_BYTES = 150
-_CONTAINER_BYTES = 68
 
 # How far a bucket's time is shifted to make room for a ledger id, which takes 63 bits.
 _LEDGER_BITS = 63
@@ -187,19 +181,6 @@ class InMemoryDelayTracker(DelayedDeliveryTracker):
         """How many messages wait; a position that is in two buckets is counted twice."""
         self._check_open()
         return self._count
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the messages that wait take; 0 if none do. Complexity: O(buckets * ledgers)."""
-        self._check_open()
-        if not self._keys:
-            return 0
-        total = sys.getsizeof(self._bitmaps) + sys.getsizeof(self._keys) + _BITMAP_BYTES * len(self._bitmaps)
-        for bitmap in self._bitmaps.values():
-            sizes = bitmap.get_statistics()
-            total += _CONTAINER_BYTES * sizes["n_containers"]
-            total += sizes["n_bytes_array_containers"] + sizes["n_bytes_bitset_containers"]
-        return total
 
     def should_pause_all_deliveries(self, *, now_ms: int) -> bool:
         """Return whether reading on is useless: as many messages wait as the lookahead, of one delay, and none is due.

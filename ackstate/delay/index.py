@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from itertools import pairwise
-from sys import getsizeof
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 # takes 40 bits where the position takes 95.
 ENTRY_BITS, PAGE_BITS = 16, 24
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-# The memory of a page beside its slots (two integers): measured.
-_PAGE_BYTES = 64
 
 
 @final
@@ -57,10 +54,6 @@ class EntryPages:
 
     def __len__(self) -> int:
         return len(self._numbers)
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(map(getsizeof, (self._numbers, self._ledger_ids, self._highs))) + _PAGE_BYTES * len(self._numbers)
 
     def number(self, ledger_id: int, high: int) -> int:
         """Return the page of a ledger's entries with this upper half; `OverflowError` if it is new and none is free."""
@@ -188,8 +181,6 @@ _FRONT_COUNT = 1_024
 # or two messages.
 _FRESH_COUNT = 4_096
 _FRESH_COUNT_PER_LEAF = 64
-# The memory of a leaf beside its array (its bound, two list slots): measured.
-_LEAF_BYTES = 60
 _NEVER_MS = 1 << 63
 _SWEEP_COUNT_MIN = 1_024
 _BULK_COUNT_MIN = 64  # Fewer are put into a leaf faster one by one.
@@ -244,11 +235,6 @@ class Calendar:
         if self._front:
             first_ms = min(first_ms, self._front_era << TIME_BITS | self._front[0] >> POSITION_BITS)
         return None if first_ms == _NEVER_MS else first_ms
-
-    @property
-    def memory_bytes(self) -> int:
-        arrays = sum(map(getsizeof, (*self._leaves, *self._fresh, self._front)))
-        return arrays + _LEAF_BYTES * len(self._leaves) + self._pages.memory_bytes
 
     def add(self, position: Position, due_ms: int) -> None:
         """Put in a message, unchecked. O(1); each 4,096th call O(leaves)."""
@@ -532,15 +518,6 @@ class TopicDelayIndex(SharedDelayIndex):
     def next_due_ms(self) -> int | None:
         """When the next message falls due, or None. Complexity: O(1)."""
         return self._calendar.first_due_ms
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the messages take that are not yet due or that some view has yet to read.
-
-        Complexity: O(bitmaps + views).
-        """
-        with self.lock:
-            return self.held.memory_bytes + self._calendar.memory_bytes + self.due_log.memory_bytes
 
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
         if deliver_at_ms > self.now_ms:

@@ -21,7 +21,7 @@ from ackstate.position import ENTRY_ID_MAX, LEDGER_ID_MAX, Position, check_posit
 from ackstate.position_set import PositionSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
 # The latest time there is: Pulsar stores a time in signed 64 bits.
@@ -106,9 +106,6 @@ class DelayedDeliveryTracker(Protocol):
             TypeError: An id or a time is not an integer.
         """
 
-    def has_message_available(self, *, now_ms: int) -> bool:
-        """Return whether `scheduled_messages` would hand out anything now."""
-
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out, and forget, positions that are due, at most `max_messages`, in position order.
 
@@ -122,10 +119,6 @@ class DelayedDeliveryTracker(Protocol):
     @property
     def delayed_message_count(self) -> int:
         """How many messages wait, including due ones that were not yet handed out."""
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the tracker takes."""
 
     @property
     def next_delivery_ms(self) -> int | None:
@@ -148,23 +141,13 @@ class DelayedDeliveryTracker(Protocol):
         """Register the subscription, which can report more than `is_acked` does."""
         return
 
-    def skip(self, position: Position, *, now_ms: int) -> bool:  # noqa: ARG002
-        """Return whether a message is known to wait: then it need not be read, nor offered.
-
-        A message that is not known to wait must be read and offered.
+    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:  # noqa: ARG002
+        """Return those of the next messages that must be read and offered: the others are known to wait.
 
         Raises:
-            As `add_message`.
+            As `add_message`, for the time.
         """
-        return False
-
-    def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
-        """Return those of the next messages that are not known to wait: those for which `skip` returns False.
-
-        Raises:
-            As `add_message`.
-        """
-        return [position for position in positions if not self.skip(position, now_ms=now_ms)]
+        return positions
 
     def count_between(self, first: Position, end: Position) -> int:  # noqa: ARG002
         """Return how many messages from `first` (included) to `end` (excluded) are not yet due; 0 if unknown."""
@@ -191,10 +174,9 @@ class DelayedDeliveryTracker(Protocol):
 class DueBatch:
     """A link of the log: the messages that fell due at one moment. The last link is empty and waits to be filled."""
 
-    __slots__ = ("next", "number", "positions")
+    __slots__ = ("next", "positions")
 
-    def __init__(self, number: int) -> None:
-        self.number = number  # rises by one from link to link
+    def __init__(self) -> None:
         self.positions = PositionSet()  # not changed once `next` is set
         self.next: DueBatch | None = None
 
@@ -209,42 +191,25 @@ class DueLog:
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0  # of the batches since all were made to catch up, also of those that are gone since
-        self.end = DueBatch(0)
+        self.end = DueBatch()
         self.readers: set[SubscriptionDelayView] = set()
-
-    @property
-    def memory_bytes(self) -> int:
-        return sum(batch.positions.memory_bytes for batch in batches_from(self.first_unread))
 
     def append(self, positions: PositionSet) -> None:
         """Append messages that have fallen due; the set belongs to the log from now on."""
         batch = self.end
         batch.positions = positions
-        self.end = batch.next = DueBatch(batch.number + 1)
+        self.end = batch.next = DueBatch()
         self._bytes += positions.memory_bytes_max
         if self._bytes > self._bytes_max:
             for reader in tuple(self.readers):
                 reader.catch_up()
             self._bytes = 0
 
-    @property
-    def first_unread(self) -> DueBatch:
-        # A copy, since a view of this topic may be opened meanwhile.
-        unread = (reader.unread for reader in tuple(self.readers))
-        return min(unread, key=lambda batch: batch.number, default=self.end)
-
-
-def batches_from(batch: DueBatch) -> Iterator[DueBatch]:
-    """Yield the batches from one on that are filled."""
-    while batch.next is not None:
-        yield batch
-        batch = batch.next
-
 
 class SharedDelayIndex(ABC):
     """The messages of a topic that are not yet due, as its views and its message log use them."""
 
-    # All methods but `learn`, `reading` and `memory_bytes` are called with the lock held.
+    # All methods but `learn` are called with the lock held.
 
     def __init__(self, *, due_log_bytes_max: int) -> None:
         self.held = PositionSet()  # not yet due; to be read, not changed
@@ -270,11 +235,6 @@ class SharedDelayIndex(ABC):
     @abstractmethod
     def next_due_ms(self) -> int | None:
         """When the next message falls due, at the earliest; None if none is held."""
-
-    @property
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """About how much memory the messages take that are not yet due or that some view has yet to read."""
 
     @abstractmethod
     def hold(self, position: Position, deliver_at_ms: int) -> bool:
@@ -356,8 +316,8 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
     Each message that is not acked is handed out once between two calls of `clear`, or was answered with "deliver it
     now", if the dispatcher keeps to this:
 
-    - It offers by `add_message`, or names by `skip`, every message that it comes to, delayed or not, in reading order.
-      A message may be offered again at any time. The answer is True again for a message that waits, which is still
+    - It names by `unknown`, or offers by `add_message`, every message that it comes to, delayed or not, in order. A
+      message may be offered again at any time. The answer is True again for a message that waits, which is still
       handed out once, and False for one that was handed out or delivered.
     - It always offers a message with the same `deliver_at_ms`, and so do all subscriptions of the topic.
     - Before it restarts further back, it calls `clear`.
@@ -400,7 +360,23 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         Complexity: O(1), and once for each batch of the due log the cost of reading it.
         """
         position, deliver_at_ms, now_ms = check_message(position, deliver_at_ms, now_ms)
-        return self._meet(position, deliver_at_ms, now_ms)
+        index = self._index
+        while True:
+            index.lock.acquire()  # half the time of `with`
+            try:
+                index.move_due(now_ms)
+                if not self._is_cut_off:
+                    is_held = index.hold(position, deliver_at_ms)
+                    # Before the window grows: messages that fell due ahead of the reader are dropped, perhaps this one.
+                    self._read_due_log()
+                    if position < self._first:  # noqa: PLR1730 - faster than `min`
+                        self._first = position
+                    if position > self._last:  # noqa: PLR1730
+                        self._last = position
+                    return is_held or position in self._due
+            finally:
+                index.lock.release()
+            self._derive()
 
     @property
     def shared_index(self) -> SharedDelayIndex:
@@ -411,11 +387,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         """Return a context in which to read unread messages; see `DelayedDeliveryTracker.reading`."""
         return self._index.being_read if first < self._index.complete_from else _AT_ONCE
 
-    def skip(self, position: Position, *, now_ms: int) -> bool:
-        """Return whether a message that the reader comes to is known to wait; see `DelayedDeliveryTracker.skip`."""
-        position, _, now_ms = check_message(position, -1, now_ms)
-        return self._meet(position, None, now_ms)
-
     def unknown(self, positions: Sequence[Position], *, now_ms: int) -> Sequence[Position]:
         """See `DelayedDeliveryTracker.unknown`. Complexity: bitmap operations, if none of them is known to wait."""
         entries, index, now_ms = bitmaps_of(positions), self._index, check_time(now_ms, name="now_ms")
@@ -425,7 +396,7 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
                 if not self._is_cut_off:
                     held = index.held
                     known = [each for each in positions if each in held] if held.has_any(entries) else []
-                    self._read_due_log()  # before the window grows, as in `_meet`
+                    self._read_due_log()  # before the window grows, as in `add_message`
                     if known:
                         self._first, self._last = min(self._first, *known), max(self._last, *known)
                     elif not self._due.has_any(entries):
@@ -451,13 +422,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
             before, self.mark_delete_ledger_id = self.mark_delete_ledger_id, max(self.mark_delete_ledger_id, ledger_id)
             if before < ledger_id:
                 self._drop_consumed(before)
-
-    def has_message_available(self, *, now_ms: int) -> bool:
-        """Return whether `scheduled_messages` would hand out anything now."""
-        self._catch_up_now(check_time(now_ms, name="now_ms"))
-        found = self._take_unacked(1)
-        self._put_back(found)
-        return any(entries for _, entries in found)
 
     def scheduled_messages(self, max_messages: int, *, now_ms: int) -> list[Position]:
         """Hand out the lowest due positions that are not acked, at most `max_messages`, in order.
@@ -485,16 +449,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         waiting.update(self._due)
         waiting.apply(self._discard_acked)
         return len(waiting)
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory the topic's index and this view take.
-
-        The index is shared: for a topic's total add `TopicDelayIndex.memory_bytes` once, not this of each view.
-
-        Complexity: O(bitmaps + views).
-        """
-        return self._catch_up_now().memory_bytes + self._due.memory_bytes
 
     @property
     def next_delivery_ms(self) -> int | None:
@@ -554,27 +508,6 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
         if self._is_cut_off:
             self._derive()
         return index
-
-    def _meet(self, position: Position, deliver_at_ms: int | None, now_ms: int) -> bool:
-        """Return whether a message waits; hold it if it is offered with a time."""
-        index = self._index
-        while True:
-            index.lock.acquire()  # half the time of `with`
-            try:
-                index.move_due(now_ms)
-                if not self._is_cut_off:
-                    is_held = position in index.held if deliver_at_ms is None else index.hold(position, deliver_at_ms)
-                    # Before the window grows: messages that fell due ahead of the reader are dropped, perhaps this one.
-                    self._read_due_log()
-                    if is_held or deliver_at_ms is not None:
-                        if position < self._first:  # noqa: PLR1730 - faster than `min`
-                            self._first = position
-                        if position > self._last:  # noqa: PLR1730
-                            self._last = position
-                    return is_held or position in self._due
-            finally:
-                index.lock.release()
-            self._derive()
 
     def _drop_consumed(self, before_ledger_id: int) -> None:
         """Drop ledgers that all have acked, if the lowest mark-delete position may have left a ledger."""

@@ -110,7 +110,6 @@ class PositionSetMachine(RuleBasedStateMachine):
         self.held._check()
         assert list(self.held) == sorted(self.expected)
         assert len(self.held) == len(self.expected)
-        assert self.held.memory_bytes >= len(self.expected)
 
 
 TestPositionSet = PositionSetMachine.TestCase

@@ -144,7 +144,8 @@ class BucketVectorReplay:
         return op["r"]
 
     def avail(self, op):
-        return self.index.has_message_available(now_ms=self.now_ms)
+        next_ms = self.index.next_delivery_ms
+        return next_ms is not None and next_ms <= self.now_ms
 
     def get(self, op):
         return list(map(list, self.index.scheduled_messages(op["n"], now_ms=self.now_ms)))

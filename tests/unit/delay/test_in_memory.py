@@ -55,7 +55,6 @@ def test_closed_is_closed(strict):
         lambda: strict.has_message_available(now_ms=0),
         lambda: poll(strict, 5_000),
         lambda: strict.delayed_message_count,
-        lambda: strict.memory_bytes,
         lambda: strict.should_pause_all_deliveries(now_ms=0),
         lambda: strict.next_delivery_ms,
         lambda: strict.reset_tick_time(1),
@@ -64,20 +63,6 @@ def test_closed_is_closed(strict):
     for call in calls:
         with pytest.raises(ValueError, match="closed"):
             call()
-
-
-def test_memory_is_what_the_messages_take(strict):
-    assert strict.memory_bytes == 0
-    offer(strict, A, 1_000)
-    one = strict.memory_bytes
-    assert 200 < one < 700
-    for number in range(1, 1_001):
-        offer(strict, Position(3, number), 1_000)
-    assert 2_000 <= strict.memory_bytes - one < 2_100
-    offer(strict, LATER_LEDGER, 9_000)
-    assert 200 < strict.memory_bytes - one - 2_000 < 500
-    assert len(poll(strict, 10_000, 2_000)) == 1_002
-    assert strict.memory_bytes == 0
 
 
 # A refused call changes nothing.

@@ -75,7 +75,7 @@ class TrackerVectorReplay:
         self.tracker.reset_tick_time(op["ms"])
 
     def memZero(self, op):  # noqa: N802
-        return self.tracker.memory_bytes == 0
+        return self.tracker.delayed_message_count == 0
 
 
 def test_every_recorded_operation_is_ours():
