@@ -14,14 +14,13 @@ import re
 import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 from urllib.parse import quote
 
 import numpy as np
 
 from ackstate.entry_bitmap import union_by_ledger
-from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError
+from ackstate.errors import AckStateError, CorruptStateError, UnsupportedVersionError, corrupt
 from ackstate.position import LEDGER_ID_MAX
 from ackstate.sealed import seal, unseal
 from ackstate.stores.base import ABSENT, DamagedValueError, StoreError, VersionMismatchError, check_path
@@ -126,10 +125,6 @@ class BucketSegment(NamedTuple):
         return decode_part(self.encoded, what="segment metadata in memory")
 
 
-# A tuple of four, with two integers and a bytes object that nothing else references.
-_SEGMENT_BYTES = 220
-
-
 @final
 class Bucket:
     """A bucket with a stored snapshot, `bucket_id`, and one segment in memory, `current`, counted from 1."""
@@ -161,11 +156,6 @@ class Bucket:
     @property
     def has_unloaded_segment(self) -> bool:
         return self.current < self.last
-
-    @property
-    def memory_bytes(self) -> int:
-        """About how much memory its metadata takes, without the messages."""
-        return sum(_SEGMENT_BYTES + len(segment.encoded) for segment in self.segments)
 
 
 class RegistryFencedError(StoreError):
@@ -537,26 +527,13 @@ def attempt(call: Callable[[], _Result]) -> _Result:
     return call()
 
 
-class DropReason(Enum):
-    """Why a registered bucket was not recovered. Unless `MALFORMED`, it was unregistered and its snapshot deleted."""
-
-    MALFORMED = "its key or its id is malformed; it was left alone"
-    MISSING = "its snapshot is not there"
-    EMPTY = "its snapshot is empty"
-    DAMAGED = "its snapshot is damaged"
-    NEWER = "its snapshot was written by a newer release"
-    REPLACED = "a bucket that encloses it has all of its messages: it was merged"
-    DUE = "all of its messages are due"
-
-
 @dataclass(frozen=True, slots=True)
 class DroppedBucket:
     """A registered bucket that was not recovered: the dispatcher offers its messages again as it reads the log."""
 
     name: str  # its key in the registry
     text: str  # the registered text, the decimal id of its snapshot
-    reason: DropReason
-    detail: str = ""  # empty if the reason is sufficient
+    reason: str  # a name or a text that is malformed is left there; any other bucket was unregistered and deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,36 +567,31 @@ class FoundBucket(NamedTuple):
         return _union(self.metadata[self.bucket.current - 1 :])
 
 
-class _Unusable(Exception):  # noqa: N818 - it never leaves this module
-    def __init__(self, reason: DropReason, detail: object = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.detail = str(detail)
-
-
 def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int) -> tuple[list[FoundBucket], BucketRecoveryReport]:
     """Take over the stored buckets, read them, and delete the useless ones; an error changes no bucket."""
     names, stored = snapshots.take_over()
     found: dict[str, FoundBucket] = {}
-    dropped: list[DroppedBucket] = []
+    reasons: dict[str, str] = {}
+    useless: list[tuple[BucketKey, int]] = []
     for name, text in sorted(names.items()):
         try:
-            try:
-                key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
-            except ValueError as error:
-                raise _Unusable(DropReason.MALFORMED, error) from None
-            found[name] = _read(snapshots, key, bucket_id, stored=stored, cutoff_ms=cutoff_ms)
-        except _Unusable as finding:
-            dropped.append(DroppedBucket(name, text, finding.reason, finding.detail))
+            key, bucket_id = BucketKey.parse(name), parse_ledger_id(text)
+        except ValueError as error:
+            reasons[name] = str(error)
+            continue
+        read = _read(snapshots, key, bucket_id, stored=stored, cutoff_ms=cutoff_ms)
+        if isinstance(read, FoundBucket):
+            found[name] = read
+        else:
+            reasons[name] = read
+            useless.append((key, bucket_id))
     for name in _replaced(found):
-        dropped.append(DroppedBucket(name, names[name], DropReason.REPLACED))
-        del found[name]
+        reasons[name] = "a bucket that encloses it has all of its messages: it was merged"
+        replaced = found.pop(name).bucket
+        useless.append((replaced.key, replaced.bucket_id))
     in_use = {each.bucket.bucket_id for each in found.values()}
     orphans = stored - in_use
-    for each in dropped:
-        if each.reason is DropReason.MALFORMED:
-            continue
-        key, bucket_id = BucketKey.parse(each.name), parse_ledger_id(each.text)
+    for key, bucket_id in useless:
         if bucket_id in in_use:
             with suppress(AckStateError):  # The next recovery finds the key again.
                 snapshots.unregister(key)
@@ -630,7 +602,7 @@ def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int) -> tuple[list[Fo
         snapshots.drop(bucket_id)
     report = BucketRecoveryReport(
         bucket_count=len(found),
-        dropped=tuple(dropped),
+        dropped=tuple(DroppedBucket(name, names[name], reason) for name, reason in reasons.items()),
         orphan_count=len(orphans),
     )
     return list(found.values()), report
@@ -638,39 +610,32 @@ def find_buckets(snapshots: BucketSnapshots, *, cutoff_ms: int) -> tuple[list[Fo
 
 def _read(
     snapshots: BucketSnapshots, key: BucketKey, bucket_id: int, *, stored: set[int], cutoff_ms: int
-) -> FoundBucket:
+) -> FoundBucket | str:
+    """Read a bucket, or return why it is useless."""
     if bucket_id not in stored:
-        raise _Unusable(DropReason.MISSING)
+        return "its snapshot is missing"
+    what = f"delay snapshot {bucket_id}"
     try:
         entry = snapshots.read_metadata(bucket_id)
         if entry is None:
-            raise _Unusable(DropReason.EMPTY)
+            return "its snapshot is empty"
         encoded, segment_count = entry
-        metadata = decode_metadata(encoded, what=f"delay snapshot {bucket_id}, metadata")
+        metadata = decode_metadata(encoded, what=f"{what}, metadata")
         if segment_count != len(metadata):
-            raise _Unusable(DropReason.DAMAGED, f"expected {len(metadata)} segments, found {segment_count}")
-        _check_ledgers(metadata, key)
+            corrupt(what, 0, f"{len(metadata)} segments", segment_count)
+        ledger_ids = {ledger_id for segment in metadata for ledger_id in segment.bitmaps}
+        if ledger_ids and not key.encloses(BucketKey(min(ledger_ids), max(ledger_ids))):
+            # The messages of ledgers outside the bucket's range would outlive it.
+            corrupt(what, 0, f"ledgers {key[0]} to {key[1]}", f"{min(ledger_ids)} to {max(ledger_ids)}")
         # The segments at the beginning that are entirely due.
         due_count = next((at for at, each in enumerate(metadata) if each.max_deliver_at_ms > cutoff_ms), len(metadata))
         if due_count == len(metadata):
-            raise _Unusable(DropReason.DUE if metadata else DropReason.EMPTY)
+            return "all of its messages are due"
         (loaded,) = snapshots.read_segments(bucket_id, due_count + 1, metadata[due_count : due_count + 1])
-    except UnsupportedVersionError as error:
-        raise _Unusable(DropReason.NEWER, error) from None
-    except CorruptStateError as error:
-        raise _Unusable(DropReason.DAMAGED, error) from None
+    except (UnsupportedVersionError, CorruptStateError) as error:
+        return str(error)
     segments = BucketSegment.all_of(metadata, encoded)
     return FoundBucket(Bucket(key, bucket_id, segments, loaded, due_count + 1), loaded, metadata)
-
-
-def _check_ledgers(metadata: tuple[SegmentMetadata, ...], key: BucketKey) -> None:
-    """Refuse a snapshot with ledgers outside the bucket's range: those messages would outlive the bucket."""
-    ledger_ids = {ledger_id for segment in metadata for ledger_id in segment.bitmaps}
-    if ledger_ids and not key.encloses(BucketKey(min(ledger_ids), max(ledger_ids))):
-        found = f"{min(ledger_ids)} to {max(ledger_ids)}"
-        raise _Unusable(
-            DropReason.DAMAGED, f"expected ledgers {key.first_ledger_id} to {key.last_ledger_id}, found {found}"
-        )
 
 
 def _replaced(found: Mapping[str, FoundBucket]) -> list[str]:

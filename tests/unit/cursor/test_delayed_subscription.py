@@ -15,7 +15,6 @@ from ackstate.delay import (
     SnapshotStorage,
     TopicDelayIndex,
 )
-from ackstate.delay.bucket_storage import DropReason
 from ackstate.dispatch import SubscriptionType
 from topics import StoryTopic
 
@@ -274,9 +273,9 @@ def snapshots_of(topic):
 
 
 DAMAGES = {
-    delete_snapshots: DropReason.MISSING,
-    damage_snapshots: DropReason.DAMAGED,
-    cut_snapshots: DropReason.DAMAGED,
+    delete_snapshots: "missing",
+    damage_snapshots: "delay snapshot",
+    cut_snapshots: "segments, found",
     deregister: None,
 }
 
@@ -290,6 +289,6 @@ def test_a_lost_index_is_rebuilt_from_the_log_and_reported(damage, reason):
     topic.restart()
     report = topic.report
     assert (report.bucket_count, report.message_count, report.fell_back) == (0, 0, "")
-    assert [each.reason for each in report.dropped] == ([reason] * 2 if reason else [])
+    assert [reason in each.reason for each in report.dropped] == ([True] * 2 if reason else [])
     assert report.orphan_count == (0 if reason else 2)
     assert topic.drain() == {number: 200 + 100 * number for number in range(12)}

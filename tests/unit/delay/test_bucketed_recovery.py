@@ -7,7 +7,6 @@ import pytest
 
 from ackstate import MemoryStore, Position, StoreError
 from ackstate.delay import BucketedDelayIndex, BucketRecoveryReport, BucketRegistry, SnapshotStorage
-from ackstate.delay.bucket_storage import DropReason
 from ackstate.stores.memory import Fault, FaultKind
 from ackstate.wire.pulsar.delay_snapshot import decode_metadata, encode_metadata
 from small_buckets import KEY, config, fill, keys_of, poll, ranges, storage_of
@@ -74,9 +73,8 @@ def test_the_sources_of_a_merge_count_until_it_is_registered_and_are_replaced_th
     index, report = recover(store)
     assert ranges(index) == ([(3, 4, 1, 4)] if is_merged else [(3, 3, 1, 2), (4, 4, 1, 2)])
     assert (report.message_count, report.orphan_count) == (8, orphan_count)
-    assert [(each.name, each.reason) for each in report.dropped] == [
-        (f"{KEY}_{ledger_id}_{ledger_id}", DropReason.REPLACED) for ledger_id in replaced
-    ]
+    assert [each.name for each in report.dropped] == [f"{KEY}_{ledger_id}_{ledger_id}" for ledger_id in replaced]
+    assert all("it was merged" in each.reason for each in report.dropped)
     assert store.ledgers.owned_by("delayed") == ([3] if is_merged else [1, 2])
     assert keys_of(store) == ({f"{KEY}_3_4": "3"} if is_merged else {f"{KEY}_3_3": "1", f"{KEY}_4_4": "2"})
     assert poll(index, 300) == [*LEDGER_3, *LEDGER_4]
@@ -127,14 +125,14 @@ def under_another_key(store):
 
 
 DAMAGES = [
-    (lambda store: store.ledgers.delete(1), DropReason.MISSING, ""),
-    (lambda store: store.disk.ledgers[1].entries.clear(), DropReason.EMPTY, ""),
-    (lambda store: store.disk.ledgers[1].entries.pop(), DropReason.DAMAGED, "expected 2 segments, found 1"),
-    (under_another_key, DropReason.DAMAGED, "expected ledgers 2 to 2, found 3 to 3"),
+    (lambda store: store.ledgers.delete(1), "its snapshot is missing"),
+    (lambda store: store.disk.ledgers[1].entries.clear(), "its snapshot is empty"),
+    (lambda store: store.disk.ledgers[1].entries.pop(), "expected 2 segments, found 1"),
+    (under_another_key, "expected ledgers 2 to 2, found 3 to 3"),
     # Field 15, a number.
-    (with_entry(0, lambda data: as_pulsar(data) + b"\x78\x01"), DropReason.NEWER, "field 15"),
+    (with_entry(0, lambda data: as_pulsar(data) + b"\x78\x01"), "field 15"),
     *(
-        (with_entry(entry, change), DropReason.DAMAGED, "delay snapshot 1")
+        (with_entry(entry, change), "delay snapshot 1")
         for entry in (0, 1)
         for change in (
             lambda data: data[:-1], lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data + b"\0",
@@ -144,14 +142,14 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "reason", "detail"), DAMAGES)
-def test_a_snapshot_that_is_damaged_is_dropped_and_its_messages_are_read_again(store, damage, reason, detail):
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+def test_a_snapshot_that_is_damaged_is_dropped_and_its_messages_are_read_again(store, damage, reason):
     damage(store)
     index, report = recover(store)
     (drop,) = report.dropped
     name = f"{KEY}_2_2" if damage is under_another_key else f"{KEY}_3_3"
-    assert (drop.name, drop.text, drop.reason) == (name, "1", reason)
-    assert detail in drop.detail
+    assert (drop.name, drop.text) == (name, "1")
+    assert reason in drop.reason
     assert (report.bucket_count, report.message_count, report.fell_back) == (1, 4, "")
     assert (keys_of(store), store.ledgers.owned_by("delayed")) == ({f"{KEY}_4_4": "2"}, [2])
     assert not any(Position(*position) in index for position in LEDGER_3)
@@ -205,8 +203,8 @@ def test_a_malformed_entry_of_the_registry_is_reported_and_left(store, name, tex
     storage_of(store).registry.put(name, text)
     index, report = recover(store)
     (drop,) = report.dropped
-    assert (drop.name, drop.text, drop.reason) == (name, text, DropReason.MALFORMED)
-    assert drop.detail
+    assert (drop.name, drop.text) == (name, text)
+    assert "must" in drop.reason
     assert report.message_count == 8
     assert keys_of(store)[name] == text
     index.clear()
