@@ -121,13 +121,6 @@ class BatchIndexes(Mapping[Position, tuple[int, ...]]):
         ledger.entry_ids.add(entry_id)
         return False
 
-    def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> bool:
-        """Ack messages of one batch as `ack` does, and everything before the batch: batches below are removed."""
-        complete = self.ack(position, unacked_words)
-        ledger_id, entry_id = map(index, position)
-        self.remove_at_most(Position(ledger_id, entry_id - 1))
-        return complete
-
     def discard(self, position: Position) -> None:
         """Remove one batch, if it is stored: its entry was acked as a whole."""
         if not self.by_ledger:

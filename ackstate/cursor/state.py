@@ -345,25 +345,14 @@ class UnpersistedBatches:
     def ack(self, position: Position, unacked_words: Iterable[int]) -> tuple[bool, bool]:
         """Ack messages of a batch; return whether these were the last, which acks its entry, and whether it changed."""
         before = self._partly.get(position)
-        if not self._partly.ack(position, unacked_words):
-            return False, self._noted(position, before)
-        if before is not None:
-            self._completed.ack(position, before)
-        return True, True
-
-    def ack_cumulative(self, position: Position, unacked_words: Iterable[int]) -> tuple[bool, bool]:
-        """Ack the first messages of the batch that follows the mark-delete position; returns as `ack`."""
-        before = self._partly.get(position)
-        if not self._partly.ack_cumulative(position, unacked_words):
-            return False, self._noted(position, before)
-        # The mark-delete moves over it, so no persist can exclude it.
-        return True, True
-
-    def _noted(self, position: Position, before: tuple[int, ...] | None) -> bool:
+        if self._partly.ack(position, unacked_words):
+            if before is not None:
+                self._completed.ack(position, before)
+            return True, True
         is_changed = self._partly.get(position) != before
         if is_changed:
             self._changed.add(position)
-        return is_changed
+        return False, is_changed
 
     def complete(self, position: Position) -> None:
         """Note that an entry is acked as a whole: if it is a partly acked batch, it no longer is."""
@@ -656,11 +645,8 @@ class CursorAckState:
         newly_acked = self.ack_up_to(max(self.ledgers.previous(position), self.mark_delete))
         if not counts or self.is_acked(position):
             return newly_acked, False
-        was_last, changed = self.unpersisted_batches.ack_cumulative(position, unacked_words)
-        if was_last:
-            return newly_acked + self.ack(position), changed
-        self.changed(changed)
-        return newly_acked, changed
+        of_batch, changed = self.ack_batch(position, unacked_words)
+        return newly_acked + of_batch, changed
 
     def count(self, counts: DeliveryCounts) -> None:
         """Keep how often unacked messages were sent, and until when they wait; the next persist writes it."""

@@ -38,11 +38,6 @@ class BatchIndexesMachine(RuleBasedStateMachine):
         words = [*words_of(unacked), *[0] * zeros]
         assert self.indexes.ack(position, words) == self.model_ack(position, unacked)
 
-    @rule(position=positions, unacked=index_sets)
-    def ack_cumulative(self, position, unacked):
-        assert self.indexes.ack_cumulative(position, words_of(unacked)) == self.model_ack(position, unacked)
-        self.model = {other: left for other, left in self.model.items() if other >= position}
-
     @rule(data=st.data(), unacked=index_sets)
     def ack_again(self, data, unacked):
         if self.model:

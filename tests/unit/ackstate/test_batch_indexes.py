@@ -46,21 +46,6 @@ def test_a_missing_word_is_acked():
     assert indexes.get(P(3, 7)) == (-1, 0b10)
 
 
-def test_a_cumulative_ack_keeps_the_individual_acks_behind_it():
-    # Pulsar would replace 0b0111 by 0b1110, whose first unacked index is greater, and deliver index 3 again.
-    indexes = held((P(3, 7), [0b0111]))
-    assert not indexes.ack_cumulative(P(3, 7), [0b1110])
-    assert indexes.get(P(3, 7)) == (0b0110,)
-
-
-def test_a_cumulative_ack_forgets_the_batches_below():
-    indexes = held(*((P(ledger, entry), [1]) for ledger in (2, 3, 4) for entry in (0, 7, 9)))
-    assert not indexes.ack_cumulative(P(3, 7), [1])
-    assert [position for position, _ in indexes.items()] == [P(3, 7), P(3, 9), P(4, 0), P(4, 7), P(4, 9)]
-    assert indexes.ack_cumulative(P(4, 0), [])
-    assert [position for position, _ in indexes.items()] == [P(4, 7), P(4, 9)]
-
-
 @pytest.mark.parametrize(
     ("position", "words", "error", "text"),
     [
@@ -78,8 +63,7 @@ def test_a_cumulative_ack_forgets_the_batches_below():
     ],
 )
 def test_a_refused_call_changes_nothing(position, words, error, text):
-    for method in (BatchIndexes.ack, BatchIndexes.ack_cumulative):
-        indexes = held((P(2, 0), [1]), (P(3, 7), [0b11]))
-        with pytest.raises(error, match=text):
-            method(indexes, position, words)
-        assert indexes == held((P(2, 0), [1]), (P(3, 7), [0b11]))
+    indexes = held((P(2, 0), [1]), (P(3, 7), [0b11]))
+    with pytest.raises(error, match=text):
+        indexes.ack(position, words)
+    assert indexes == held((P(2, 0), [1]), (P(3, 7), [0b11]))
