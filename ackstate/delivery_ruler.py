@@ -37,12 +37,13 @@ class DeliveryRuler:
     1 ms, later than it was; so none becomes old too early.
 
     Attributes:
+        age_ms: The age, in milliseconds.
         times: Of the marks, in milliseconds; to be read only, like the next one.
         positions: Of the marks.
     """
 
     def __init__(self, age_ms: int) -> None:
-        self._age_ms = age_ms
+        self.age_ms = age_ms
         # Invariant: both rise strictly; positions[i] belongs to times[i].
         self.times: list[int] = []
         self.positions: list[Position] = []
@@ -75,7 +76,7 @@ class DeliveryRuler:
         It never goes back while time does not: an answer stays true, so it is stored in case its mark is dropped.
         O(log marks).
         """
-        instant = now_ms - self._age_ms
+        instant = now_ms - self.age_ms
         counted = bisect_right(self.times, instant)
         found = self.positions[counted - 1] if counted else None
         if self._answer is not None:
@@ -101,8 +102,8 @@ class DeliveryRuler:
     def _thin(self) -> None:
         """Keep the last mark of each cell of time; cells do not move, so that no position is passed on for ever."""
         # Of those that are old now, only the last one can be an answer.
-        first = max(bisect_right(self.times, self.times[-1] - self._age_ms) - 1, 0)
-        width = max(-(-self._age_ms // _CELLS), 1)
+        first = max(bisect_right(self.times, self.times[-1] - self.age_ms) - 1, 0)
+        width = max(-(-self.age_ms // _CELLS), 1)
         cells = [time // width for time in self.times[first:]]
         kept = [at for at, (cell, after) in enumerate(pairwise([*cells, None]), first) if cell != after]
         self.times = [self.times[at] for at in kept]

@@ -100,7 +100,7 @@ class ManagedCursor:
         lock: Guards the state: hold it to decide on several of the cursor's numbers. No storage works under it.
         recovery_report: How the cursor came by its state when it was opened.
         reader: The read position, and the unacked entries from there on.
-        young_age: Records deliveries, to separate young acks from old ones: a replay feeds many at once.
+        ruler: Has the times of deliveries, which separate young acks from old ones: a replay feeds many at once.
         view: Answers everything else about the cursor, and changes nothing.
         check_open: Raises `CursorClosedError` if the cursor is closed.
         opened_ms: When it was opened.
@@ -116,7 +116,7 @@ class ManagedCursor:
         self._state = CursorAckState(ledgers)
         self._listeners = Listeners()
         self._persister = Persister(self._state, journal, self._listeners, lock=self.lock, config=config, now_ms=now_ms)
-        self.young_age = self._persister.young_age
+        self.ruler = self._persister.ruler
         self._opened = object()  # identifies this opening of the cursor in its receipts
         self._names_entries = self._persister.may_hold_back  # whether a receipt must list its entries
         self._counts_batches = config.batch_index_acks
@@ -463,7 +463,7 @@ class ManagedCursor:
         """
         position = check_position(position)
         with self.lock:
-            self.young_age.delivered(position, now_ms=now_ms)
+            self._persister.delivered(position, now_ms=now_ms)
             if self._listeners.of_deliveries:
                 self._listeners.delivered(consumer, positions, now_ms=now_ms)
 

@@ -113,40 +113,6 @@ def _exact_rate(permits_per_second: float) -> Fraction:
     return Fraction(str(permits_per_second))
 
 
-@final
-class YoungAge:
-    """Separates young acks from old ones, by the time since their messages were certainly delivered."""
-
-    def __init__(self, seconds: int) -> None:
-        self.age_ms = seconds * 1000
-        self.is_on = seconds > 0
-        self.ruler = DeliveryRuler(self.age_ms)  # the times of deliveries
-
-    def delivered(self, position: Position, *, now_ms: int) -> None:
-        """Note that everything up to a position was sent by now."""
-        if self.is_on:
-            self._follow_clock(now_ms)
-            self.ruler.record(position, now_ms)
-
-    def persistable_up_to(self, *, now_ms: int) -> Position:
-        """Return the position up to which acks are old enough to be persisted."""
-        if not self.is_on:
-            return EVERYTHING
-        self._follow_clock(now_ms)
-        return self.ruler.old_up_to(now_ms) or _NOTHING_DELIVERED
-
-    def clear(self) -> None:
-        """Forget all deliveries, as after a reset of the cursor."""
-        self.ruler.clear()
-
-    def _follow_clock(self, now_ms: int) -> None:
-        """Set the ruler back if the clock went back by more than the age."""
-        # Messages sent so far are then old after an age; else they would be young until the clock is where it was.
-        times = self.ruler.times
-        if times and times[-1] - now_ms > self.age_ms:
-            self.ruler.set_back(times[-1] - now_ms)
-
-
 class Plan(NamedTuple):
     """The content and the place of one record."""
 
@@ -318,14 +284,14 @@ class Persister:
         self.writing = threading.Lock()
         self.closed = False
         self.is_truncated = False  # whether limits cut the last record
-        self.young_age = YoungAge(config.become_old_ack_record_seconds)
+        self.ruler = DeliveryRuler(config.become_old_ack_record_seconds * _SECOND_MS)  # tells young acks from old ones
         self.limiter: MarkDeleteRateLimiter | None = None
         if config.mark_delete_rate_limit > 0:
             self.limiter = MarkDeleteRateLimiter(config.mark_delete_rate_limit, now_ms=now_ms)
         self.counters = dict.fromkeys(_COUNTERS, 0)
         self.ledger_limits = config.ledger_limits
         # Whether a persist may exclude an ack, so that a receipt must list its entries.
-        self.may_hold_back = self.young_age.is_on or config.metadata_limits.range_count_max is not None
+        self.may_hold_back = self.ruler.age_ms > 0 or config.metadata_limits.range_count_max is not None
         self._config = config
         # The number that the limiter decided on last: the next decision waits until more was accepted.
         self._decided_number = 0
@@ -351,7 +317,7 @@ class Persister:
             # A clock that went back may have gone back by hours: then the interval counts as over.
             if 0 <= now_ms - self._last_persist_ms < self._config.flush_interval_ms:
                 return self.limiter is not None and self._is_new() and self.limiter.can_acquire(now_ms)
-            return self._has_work(self.young_age.persistable_up_to(now_ms=now_ms), now_ms=now_ms)
+            return self._has_work(self._old_up_to(now_ms), now_ms=now_ms)
 
     @property
     def is_idle(self) -> bool:
@@ -390,8 +356,27 @@ class Persister:
     def has_young(self, *, now_ms: int) -> bool:
         """Return whether an ack is held back, or would be, because it is young."""
         with self.lock:
-            up_to = self.young_age.persistable_up_to(now_ms=now_ms)
-            return self.state.unpersisted.count_between(up_to, EVERYTHING) > 0
+            return self.state.unpersisted.count_between(self._old_up_to(now_ms), EVERYTHING) > 0
+
+    def delivered(self, position: Position, *, now_ms: int) -> None:
+        """Note that everything up to a position was sent by now."""
+        if self.ruler.age_ms:
+            self._follow_clock(now_ms)
+            self.ruler.record(position, now_ms)
+
+    def _old_up_to(self, now_ms: int) -> Position:
+        """Return the position up to which acks are old enough to be persisted."""
+        if not self.ruler.age_ms:
+            return EVERYTHING
+        self._follow_clock(now_ms)
+        return self.ruler.old_up_to(now_ms) or _NOTHING_DELIVERED
+
+    def _follow_clock(self, now_ms: int) -> None:
+        """Set the ruler back if the clock went back by more than the age."""
+        # Messages sent so far are then old after an age; else they would be young until the clock is where it was.
+        times = self.ruler.times
+        if times and times[-1] - now_ms > self.ruler.age_ms:
+            self.ruler.set_back(times[-1] - now_ms)
 
     def _has_work(self, up_to: Position, *, now_ms: int) -> bool:
         unpersisted = self.state.unpersisted
@@ -409,7 +394,7 @@ class Persister:
         """Begin a round of the acks up to a position, or of those that are old enough; None if nothing waits."""
         with self.lock:
             self.check_open()
-            up_to = up_to or self.young_age.persistable_up_to(now_ms=now_ms)
+            up_to = up_to or self._old_up_to(now_ms)
             if not self._has_work(up_to, now_ms=now_ms):
                 self.closed = closes
                 self.promoted(promoted_count)
@@ -421,7 +406,7 @@ class Persister:
         """Begin a round that leaves at most `record_bytes_max` bytes of young acks: the oldest are written early."""
         with self.lock:
             self.check_open()
-            unpersisted, up_to = self.state.unpersisted, self.young_age.persistable_up_to(now_ms=now_ms)
+            unpersisted, up_to = self.state.unpersisted, self._old_up_to(now_ms)
             raised = max(up_to, unpersisted.promotable_up_to(record_bytes_max) or self.state.mark_delete)
             return self.begin(raised, promoted_count=unpersisted.count_between(up_to, raised), now_ms=now_ms)
 
@@ -582,7 +567,7 @@ def reset(persister: Persister, reader: EntryReader, position: Position, *, now_
             runs = _changed_runs(state, mark_delete) if persister.listeners.of_changes else {}
             state.apply_reset(mark_delete)
             state.properties = properties
-            persister.young_age.clear()
+            persister.ruler.clear()
             persister.is_truncated = False
             persister.wrote(target, byte_count, now_ms=now_ms)
             for change, entries in runs.items():

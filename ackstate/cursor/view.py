@@ -352,7 +352,7 @@ class CursorView(AckView):
                 backlog=self.backlog,
                 journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
                 batches_cut=self.batch_cut_count,
-                young_age_ms=persister.young_age.age_ms,
+                young_age_ms=persister.ruler.age_ms,
                 **persister.counters,
             )
 
@@ -379,11 +379,6 @@ class CursorView(AckView):
     def is_persist_due(self, *, now_ms: int) -> bool:
         """Return whether `ManagedCursor.tick` would persist now: acks wait for it, or young acks became old."""
         return self._persister.is_due(now_ms=now_ms)
-
-    @property
-    def holds_back_young(self) -> bool:
-        """Whether the cursor is configured to hold back young acks."""
-        return self._persister.young_age.is_on
 
     def has_young(self, *, now_ms: int) -> bool:
         """Return whether `ManagedCursor.promote` could make acks durable that `persist` would hold back."""

@@ -371,7 +371,7 @@ class Admission:
         self.store_error: AckStateError | None = None  # why the last persist failed
         self._view = cursor.view
         self._sent: Reservations = self.deliveries if sent is None else sent  # a replay has its own
-        self._promotes_young = promotes_young and cursor.view.holds_back_young
+        self._promotes_young = promotes_young and cursor.ruler.age_ms > 0
         self._promote_again_ms = 0
 
     # The usage of the limits: reading it changes nothing.

@@ -267,7 +267,7 @@ class CursorReplay:
         """Record a delivery in the cursor."""
         if not self._is_young:
             return
-        marked = self._cursor.young_age.ruler.positions
+        marked = self._cursor.ruler.positions
         if not marked or position > marked[-1]:
             self._cursor.delivered(position, now_ms=now_ms)
             if not self._sent_ms or self._sent_ms[-1] != now_ms:
@@ -310,7 +310,7 @@ class CursorReplay:
 
     def _feed(self, events: EventChunk, waiting: _Waiting) -> Iterator[tuple[int, ...]]:
         """Feed delivery times to the cursor; yield the persists before the last event."""
-        feed = AgeFeed(self._cursor.young_age.ruler, events)
+        feed = AgeFeed(self._cursor.ruler, events)
         stop_ms = events.ts_ms[feed.stops]
         told = 0
         while told < len(stop_ms):
@@ -331,7 +331,7 @@ class CursorReplay:
 
         The ruler's answer does not change until marks are thinned; until then the last answer is as good as all.
         """
-        last_ms = int(stop_ms[: max(MARKS_MAX - len(self._cursor.young_age.ruler.times), 1)][-1])
+        last_ms = int(stop_ms[: max(MARKS_MAX - len(self._cursor.ruler.times), 1)][-1])
         return last_ms if due is None else min(last_ms, max(due, int(stop_ms[0])))
 
     def _persist_until(self, until_ms: int, waiting: _Waiting | None) -> Iterator[tuple[int, ...]]:

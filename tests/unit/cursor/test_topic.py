@@ -188,7 +188,7 @@ def test_policies_apply(store):
     billing = topic.subscribe("billing", start=Start.EARLIEST, now_ms=1)
     assert billing.dispatch("ann", 1, now_ms=1) == []
     assert billing.next_wake_ms == 40  # the tick of the namespace
-    assert billing.cursor.young_age.age_ms == 5_000
+    assert billing.cursor.ruler.age_ms == 5_000
     assert billing._gate.limits.max_unpersisted_ack_record_bytes == 2_048
     unnamed = Topic.open(store, "orders", settings=TopicSettings(policies=policies), now_ms=0)
     assert unnamed.publish([Message(b"", deliver_at_ms=60_002)], now_ms=1)
