@@ -140,31 +140,6 @@ class AckView:
             return max(unwritten_count, covered_count + self._count_in_log(self._voidable(lowest)))
 
     @property
-    def held_back_count(self) -> int:
-        """The part of them that the last persist held back as young. Complexity: O(1)."""
-        return self._count_in_log(self._state.unpersisted.held)
-
-    @property
-    def cut_count(self) -> int:
-        """The part of them that the range limit excluded from the last persist. Complexity: O(1)."""
-        return self._count_in_log(self._state.unpersisted.cut)
-
-    @property
-    def batch_cut_count(self) -> int:
-        """Partly acked batches that the limit on batches excluded from the last persist. Complexity: O(them)."""
-        return self._state.unpersisted_batches.cut_count
-
-    @property
-    def changed_batch_count(self) -> int:
-        """Partly acked batches whose last acks are not durable. Complexity: O(them)."""
-        state = self._state
-        changed_count = state.unpersisted_batches.changed_count
-        if not state.resets_begun:
-            return changed_count
-        lowest = min(state.resets_begun)
-        return max(changed_count, sum(position > lowest for position in state.batch))
-
-    @property
     def unpersisted_record_bytes(self) -> int:
         """Size of the ranges acked and not durable, as Pulsar would write them; never more than single acks added."""
         with self._lock:
@@ -338,20 +313,25 @@ class CursorView(AckView):
     def stats(self) -> CursorStats:
         """Return the cursor's numbers, all of one instant."""
         with self._lock:
-            persister, deleted = self._persister, self._state.deleted.settle()
-            redelivery, young, cut = self.redelivery_if_crashed, self.held_back_count, self.cut_count
+            persister, state, deleted = self._persister, self._state, self._state.deleted.settle()
+            redelivery, unpersisted, batches = self.redelivery_if_crashed, state.unpersisted, state.unpersisted_batches
+            young, cut = self._count_in_log(unpersisted.held), self._count_in_log(unpersisted.cut)
+            unwritten_batches = batches.changed_count
+            if state.resets_begun:
+                lowest = min(state.resets_begun)
+                unwritten_batches = max(unwritten_batches, sum(position > lowest for position in state.batch))
             return CursorStats(
                 redelivery_if_crashed=redelivery,
                 redelivery_unwritten=redelivery - young - cut,
                 redelivery_young=young,
                 redelivery_cut=cut,
-                batches_unwritten=self.changed_batch_count,
+                batches_unwritten=unwritten_batches,
                 unpersisted_record_bytes=self.unpersisted_record_bytes,
                 range_count=deleted.range_count,
                 record_bytes=deleted.record_bytes,
                 backlog=self.backlog,
                 journal_bytes=persister.journal.snapshot_bytes + persister.journal.delta_bytes,
-                batches_cut=self.batch_cut_count,
+                batches_cut=batches.cut_count,
                 young_age_ms=persister.ruler.age_ms,
                 **persister.counters,
             )
