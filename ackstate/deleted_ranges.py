@@ -630,7 +630,8 @@ def range_first_bytes(first: int) -> int:
 
 def range_bytes(ledger_id: int, first: int, last: int) -> int:
     """Return the size of one range, from its first to its last acked entry, both inclusive."""
-    return range_fixed_bytes(ledger_id) + range_first_bytes(first) + VARINT_BYTES[last.bit_length()]
+    lower = VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
+    return 10 + 2 * VARINT_BYTES[ledger_id.bit_length()] + lower + VARINT_BYTES[last.bit_length()]
 
 
 def isolated_range_bytes(ledger_id: int, entry_id: int) -> int:

@@ -527,12 +527,6 @@ class BucketedDelayIndex(SharedDelayIndex, DelayedDeliveryTracker):
         self._cutoff(now_ms)
         return [position for position in positions if position not in self.held]
 
-    def delete_retired(self) -> None:
-        """Delete the retired snapshots that are still stored; after a failure the next call retries."""
-        self._check_open()
-        with self.lock:
-            self._sealed.catch_up()
-
     def stats(self) -> BucketStats:
         """Return the statistics of the index."""
         with self.lock:

@@ -29,7 +29,7 @@ from weakref import WeakSet
 from ackstate.checks import LONG_MAX, check_count, check_within, integer
 from ackstate.errors import AckStateError, CorruptStateError, LogFencedError, UnsupportedVersionError, corrupt
 from ackstate.ledger_map import LedgerMap
-from ackstate.message import checked_messages, decode_messages, encode_message
+from ackstate.message import CheckedMessages, checked_messages, decode_messages, encode_message
 from ackstate.position import Position, positions_of
 from ackstate.sealed import seal, unseal
 from ackstate.stores.base import (
@@ -582,7 +582,9 @@ class MessageLog:
 
         Raises: As `publish`; nothing is stored.
         """
-        messages, now_ms = checked_messages(messages), checked_time(now_ms)
+        return self._prepare(checked_messages(messages), checked_time(now_ms))
+
+    def _prepare(self, messages: CheckedMessages, now_ms: int | None) -> Publication:
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:

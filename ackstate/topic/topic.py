@@ -154,6 +154,7 @@ class Topic:
             log, topic=self.name, policies=delay_policies(settings, self.name), counters=settings.counters
         )
         self.delays = delays
+        self._refuses_publish = settings.retention.refuses_publish
         self._schedule = None if delays is None else DelaySchedule(log, delays, now_ms=now_ms)
         self.is_closed = False
         self._subscriptions: dict[str, Subscription] = {}
@@ -239,15 +240,14 @@ class Topic:
 
     def prepares_at_once(self, count: int, *, now_ms: int) -> bool:
         """Return whether `prepare` of a number of messages waits for no disk."""
-        settings = self.settings
-        reads = settings.policies is not None or settings.retention.refuses_publish
+        reads = self.settings.policies is not None or self._refuses_publish
         return not reads and not self._is_ledger_old(now_ms=now_ms) and self.log.has_room_for(count)
 
     def _before_publish(self, *, now_ms: int | None) -> int:
         now_ms = self._at(now_ms)
         if self._is_ledger_old(now_ms=now_ms):
             self.log.end_ledger()
-        if self.settings.retention.refuses_publish and self._is_backlog_exceeded():
+        if self._refuses_publish and self._is_backlog_exceeded():
             # The store decides: a subscription may have been deleted, or acked more, without this topic.
             self.backlog_report().check(self.name)
         return now_ms
@@ -579,7 +579,7 @@ class Topic:
         if self.is_closed:
             raise TopicClosedError(f"topic {self.name!r} is closed")
         self._given_ms = now_ms
-        self._latest_ms = present(now_ms, self.clock)
+        self._latest_ms = now_ms if type(now_ms) is int else present(now_ms, self.clock)
         return self._latest_ms
 
 

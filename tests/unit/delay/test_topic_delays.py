@@ -170,7 +170,7 @@ def test_a_former_owner_changes_nothing_of_the_present_ones_index(bucketed):
     former.delays.forget_before(10**6)
     with pytest.raises(StoreError):
         former.delays.clear()
-    former.delays.delete_retired()
+    former.delays._sealed.catch_up()
     assert present.store.ledgers.owned_by("delayed t") == snapshots
     assert store.metadata.get("/delayed-buckets/t") == registered
     assert set(drained(subscription, now_ms=2)) == set(positions)
