@@ -430,8 +430,8 @@ class SubscriptionDelayView(DelayedDeliveryTracker):
 
         Complexity: O(ledgers + messages looked at).
         """
-        max_messages = integer("max_messages", max_messages)
-        check_count("max_messages", max_messages, least=0)
+        if type(max_messages) is not int or max_messages < 0:  # without a call for a valid number
+            check_count("max_messages", max_messages := integer("max_messages", max_messages), least=0)
         self._catch_up_now(check_time(now_ms, name="now_ms"))
         return list(chain.from_iterable(starmap(positions_of, self._take_unacked(max_messages))))
 

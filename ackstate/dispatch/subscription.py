@@ -359,9 +359,10 @@ class Subscription:
             StoreError: The log could not be read; nothing was sent, and the messages will be dispatched later.
             CursorFencedError: A persist before a redelivery found that another owner has the cursor; nothing was sent.
         """
-        check_count("max_messages", max_messages, least=0)
+        if type(max_messages) is not int or max_messages < 0:  # without a call for a valid number
+            check_count("max_messages", max_messages, least=0)
         with self._lock:
-            now_ms = present(now_ms, self._clock)
+            now_ms = now_ms if type(now_ms) is int else present(now_ms, self._clock)
             self.cursor.check_open()
             self.log.sole_use.check()
             self._open_unknown(consumer)

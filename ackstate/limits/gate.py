@@ -203,7 +203,17 @@ class DispatchGate:
         Raises:
             ValueError: As in `request`, or a range cost is negative.
         """
-        if not worst_case_bytes:
+        if len(worst_case_bytes) == 1 and weights is None and self._part is None and worst_case_bytes[0] >= 0:
+            unpersisted, reserved, unacked, ranges, reserved_ranges, consumer_unacked = usage
+            if (
+                worst_case_bytes[0] <= self._record_bytes.limit - unpersisted - reserved
+                and unacked < self._messages.limit
+                and ranges + reserved_ranges < self._ranges.limit
+                and consumer_unacked < self._consumer.limit
+                and range_costs in (None, (0,), (1,))
+            ):
+                return _ONE_GRANTED
+        elif not worst_case_bytes:
             return _NOTHING_ASKED
         _check(worst_case_bytes, range_costs, weights)
         with self._lock:

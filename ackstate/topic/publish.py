@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from ackstate.limits.policies import DeliveryDelayExceededError
+from ackstate.limits.policies import DeliveryDelayExceededError, Policies, PolicyOwner, effective
 from ackstate.message import CheckedMessages, checked_messages
 from ackstate.topic.log import checked_time
 from ackstate.topic_name import parse_topic
@@ -14,7 +14,7 @@ from ackstate.topic_name import parse_topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ackstate.limits.policies import EffectiveDelayedDelivery
+    from ackstate.limits.policies import BrokerDelayedDelivery, EffectiveDelayedDelivery, PolicyStore
     from ackstate.message import Message
     from ackstate.position import Position
     from ackstate.topic.log import MessageLog, Publication
@@ -87,6 +87,35 @@ class PublishCounters:
             attributes = {"pulsar.cluster": self._cluster, "pulsar.namespace": namespace, "pulsar.topic": topic}
             samples.append(CounterSample(name, attributes, value))
         return samples
+
+
+def policy_owner(topic: str) -> PolicyOwner | None:
+    """Return whose policies apply to a topic; None if it is not named as in Pulsar."""
+    name = parse_topic(topic)
+    if name is None:
+        return None
+    tenant, _, namespace = name.namespace.partition("/")
+    try:
+        return PolicyOwner(tenant, namespace, name.local)
+    except ValueError:
+        return None
+
+
+def delay_policies(
+    topic: str, store: PolicyStore | None, broker: BrokerDelayedDelivery
+) -> Callable[[], EffectiveDelayedDelivery]:
+    """Return a function that returns the delay policies in force for a topic, with the errors of `PolicyStore.read`."""
+    owner = policy_owner(topic)
+    if store is None or owner is None:
+        nothing = Policies().delayed_delivery
+        in_force = effective(nothing, nothing, broker)
+        return lambda: in_force
+
+    def _read() -> EffectiveDelayedDelivery:
+        of_topic, of_namespace = (store.read(each).policies.delayed_delivery for each in (owner, owner.of_namespace))
+        return effective(of_topic, of_namespace, broker)
+
+    return _read
 
 
 @final

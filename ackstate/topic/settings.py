@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 from ackstate.checks import check_count
 from ackstate.cursor.config import CursorConfig
@@ -12,22 +11,10 @@ from ackstate.delay.config import DelayConfig
 from ackstate.dispatch.options import SubscriptionOptions
 from ackstate.limits.broker import BrokerLimit
 from ackstate.limits.gate import GateLimits
-from ackstate.limits.policies import (
-    BrokerDelayedDelivery,
-    EffectiveDelayedDelivery,
-    Level,
-    Policies,
-    PolicyOwner,
-    PolicyStore,
-    effective,
-)
+from ackstate.limits.policies import BrokerDelayedDelivery, Level, PolicyStore
 from ackstate.topic.log import BYTES_PER_LEDGER_MAX
-from ackstate.topic.publish import PublishCounters
+from ackstate.topic.publish import PublishCounters, delay_policies, policy_owner
 from ackstate.topic.retention import Retention
-from ackstate.topic_name import parse_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def wall_clock() -> int:
@@ -101,33 +88,6 @@ _TYPES = {
 _OPTIONAL = frozenset({"delay_index", "broker_limit", "policies"})
 
 
-def policy_owner(topic: str) -> PolicyOwner | None:
-    """Return whose policies apply to a topic; None if it is not named as in Pulsar."""
-    name = parse_topic(topic)
-    if name is None:
-        return None
-    tenant, _, namespace = name.namespace.partition("/")
-    try:
-        return PolicyOwner(tenant, namespace, name.local)
-    except ValueError:
-        return None
-
-
-def delay_policies(settings: TopicSettings, topic: str) -> Callable[[], EffectiveDelayedDelivery]:
-    """Return a function that returns the delay policies in force for a topic, with the errors of `PolicyStore.read`."""
-    store, owner, broker = settings.policies, policy_owner(topic), settings.delayed_delivery
-    if store is None or owner is None:
-        nothing = Policies().delayed_delivery
-        in_force = effective(nothing, nothing, broker)
-        return lambda: in_force
-
-    def _read() -> EffectiveDelayedDelivery:
-        of_topic, of_namespace = (store.read(each).policies.delayed_delivery for each in (owner, owner.of_namespace))
-        return effective(of_topic, of_namespace, broker)
-
-    return _read
-
-
 def delay_config(settings: TopicSettings, topic: str) -> DelayConfig | None:
     """Return the settings of a topic's delay index, with the tick of its policies; None for no index."""
     config = settings.delay_index
@@ -135,7 +95,7 @@ def delay_config(settings: TopicSettings, topic: str) -> DelayConfig | None:
         return None
     if settings.policies is None:
         return config
-    in_force = delay_policies(settings, topic)()
+    in_force = delay_policies(topic, settings.policies, settings.delayed_delivery)()
     is_brokers = in_force.levels.tick_time_ms is Level.BROKER
     return config if is_brokers else replace(config, tick_time_ms=in_force.tick_time_ms)
 

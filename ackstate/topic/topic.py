@@ -34,10 +34,10 @@ from ackstate.errors import AckStateError, CorruptStateError, RescheduleRefusedE
 from ackstate.limits.gate import DispatchGate
 from ackstate.stores.base import StoreError, call_each, outcome_of
 from ackstate.topic.log import LogOwnership, MessageLog, log_owner, log_path
-from ackstate.topic.publish import TopicPublisher
+from ackstate.topic.publish import TopicPublisher, delay_policies
 from ackstate.topic.retention import backlog_report, is_backlog_exceeded, stored_mark_deletes, trim_behind
 from ackstate.topic.schedule import DelaySchedule
-from ackstate.topic.settings import TopicSettings, delay_config, delay_policies, subscription_settings, wall_clock
+from ackstate.topic.settings import TopicSettings, delay_config, subscription_settings, wall_clock
 from ackstate.topic.subscriptions import (
     SCHEDULE,
     TYPE_PROPERTY,
@@ -150,9 +150,8 @@ class Topic:
         self.store = log.store
         self.settings = settings
         self.log = log
-        self.publisher = TopicPublisher(
-            log, topic=self.name, policies=delay_policies(settings, self.name), counters=settings.counters
-        )
+        self._policies = delay_policies(self.name, settings.policies, settings.delayed_delivery)
+        self.publisher = TopicPublisher(log, topic=self.name, policies=self._policies, counters=settings.counters)
         self.delays = delays
         self._refuses_publish = settings.retention.refuses_publish
         self._schedule = None if delays is None else DelaySchedule(log, delays, now_ms=now_ms)
@@ -310,7 +309,7 @@ class Topic:
             raise RescheduleRefusedError(f"topic {self.name!r} has no delay index: its messages are not delayed")
         if deliver_at_ms is not None:
             deliver_at_ms = check_time(deliver_at_ms, name="deliver_at_ms")
-            delay_policies(self.settings, self.name)().deliver_at(now_ms, deliver_at_ms)
+            self._policies().deliver_at(now_ms, deliver_at_ms)
         self._schedule.change(position, deliver_at_ms, self.subscriptions, now_ms=now_ms)
 
     def subscribe(self, name: str, *, now_ms: int | None = None, **wanted: Unpack[RequestedFields]) -> Subscription:

@@ -14,7 +14,8 @@ from ackstate.errors import AckStateError
 from ackstate.limits.policies import Policies
 from ackstate.stores.base import call_each, outcome_of
 from ackstate.topic.log import MessageLog, Publication, log_owner, log_path
-from ackstate.topic.settings import TopicSettings, policy_owner, wall_clock
+from ackstate.topic.publish import policy_owner
+from ackstate.topic.settings import TopicSettings, wall_clock
 from ackstate.topic.topic import Topic, close_topics, delete_topic, subscribe_all
 from ackstate.topic_name import check_name
 
