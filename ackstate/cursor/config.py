@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ackstate.checks import check_count, member
 from ackstate.cursor.formats import Format, NativeFormat, PulsarFormat
 from ackstate.pulsar_conf import AS_WORDS, FLUSH_SECONDS, MARK_DELETE_RATE, RANGES_CACHE, fields_of, read_settings
-from ackstate.selection import Keep, select
+from ackstate.selection import Keep, Selection, select
 from ackstate.wire.pulsar import COMPRESSION_THRESHOLD_BYTES, Compression, LimitRule, RangeForm
 from ackstate.wire.pulsar.ranges import Limits, limit_ranges
 
@@ -41,18 +41,10 @@ class PersistLimits(NamedTuple):
         return self.rule is not LimitRule.EXACT
 
     def has_room_for(self, ranges: DeletedRanges) -> bool:
-        """Return whether all of them are within the limit. Complexity: O(1), or O(ledgers) by a rule of Pulsar's."""
-        return self.range_count_max is None or self.usage(ranges) <= self.range_count_max
-
-    def usage(self, ranges: DeletedRanges) -> int:
-        """Return how much of `range_count_max` the ranges take. Complexity: as above."""
+        """Return whether all of them are within the limit. Complexity: O(1), or O(state) by a rule of Pulsar's."""
         if self.rule is LimitRule.EXACT:
-            return ranges.range_count
-        counts = [len(bitmap) for _, bitmap in ranges.bitmaps()]
-        if self.rule is not LimitRule.PULSAR_5_0:
-            return sum(counts[:-1])
-        is_list = bool(counts) and self.range_count_max is not None and counts[0] > self.range_count_max
-        return ranges.range_count if is_list else sum(counts)
+            return self.range_count_max is None or ranges.range_count <= self.range_count_max
+        return not self._limited_by_rule(ranges).excluded_count
 
     def select(self, ranges: DeletedRanges, *, always: DeletedRanges | None) -> DeletedRanges:
         """Return a copy of the ranges that are within the limit, with those of `always` even if they are not."""
@@ -60,12 +52,15 @@ class PersistLimits(NamedTuple):
         assert self.range_count_max is not None
         if self.rule is LimitRule.EXACT:
             return select(ranges, range_count_max=self.range_count_max, keep=self.keep, always=always).kept
-        limits = Limits(self.range_count_max, rule=self.rule)
-        kept = limit_ranges(ranges, form=RangeForm.WORDS, limits=limits).kept
+        kept = self._limited_by_rule(ranges).kept
         if always is None:
             return kept
         kept.update(always)
         return kept if self.has_room_for(kept) else always.copy()
+
+    def _limited_by_rule(self, ranges: DeletedRanges) -> Selection:
+        limits = Limits(self.range_count_max, rule=self.rule)
+        return limit_ranges(ranges, form=RangeForm.WORDS, limits=limits)
 
 
 UNLIMITED = PersistLimits()
