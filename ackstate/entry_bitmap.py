@@ -66,6 +66,8 @@ def bitmaps_of(positions: Collection[Position]) -> dict[int, BitMap]:
     if not positions:
         return {}
     ledger_ids, entry_ids = zip(*positions, strict=True)
+    if len(ledger_ids) == 1:
+        return {ledger_ids[0]: BitMap(entry_ids)}
     return _by_ledger(ledger_ids, entry_ids, ledger_ids)
 
 

@@ -12,7 +12,7 @@ from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.results import CursorStats
 from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import bitmaps_of
-from ackstate.position import Position, positions_of
+from ackstate.position import ENTRY_ID_MAX, Position, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,11 +194,6 @@ class AckView:
             acked_one_by_one = self._count_in_log(state.deleted)
             return ledgers.count_between(state.mark_delete, ledgers.last_confirmed) - acked_one_by_one
 
-    def is_unacked(self, position: Position) -> bool:
-        """Return whether the log has an entry that is not acked."""
-        with self._lock:
-            return position in self._ledgers and not self._state.is_acked(position)
-
     def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
         """Remove the acked entries of a ledger from a bitmap. Complexity: O(containers of the bitmaps)."""
         with self._lock:
@@ -222,6 +217,15 @@ class AckView:
         if sum(map(len, entries.values())) == len(positions):
             return []
         return [position for position in positions if position[1] not in entries[position[0]]]
+
+    def unacked_among(self, positions: Sequence[Position]) -> list[Position]:
+        """Return those of some positions at which the log has entries that are not acked; as `acked_among`."""
+        entries = bitmaps_of(positions)
+        with self._lock:
+            for ledger_id, bitmap in entries.items():
+                bitmap.remove_range(self._ledgers.entry_count(ledger_id), ENTRY_ID_MAX + 1)
+                self.discard_acked(ledger_id, bitmap)
+        return [position for position in positions if position[1] in entries[position[0]]]
 
     def unacked_between(self, first: Position, end: Position) -> list[tuple[int, BitMap]]:
         """Return the entries of the log that are not acked from `first` (included) to `end` (excluded), by ledger."""

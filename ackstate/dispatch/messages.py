@@ -392,7 +392,7 @@ class DelayedMessages:
         # Some trackers do not know acks, and a stale one has messages that the log has not: they take no one's place.
         while count > 0:
             due_now = self._tracker.scheduled_messages(count, now_ms=now_ms)
-            unacked = [position for position in due_now if self._cursor.view.is_unacked(position)]
+            unacked = self._cursor.view.unacked_among(due_now)
             self._due += unacked
             if len(due_now) < count:  # There are no more.
                 break
@@ -408,13 +408,12 @@ class DelayedMessages:
         """How many messages wait until they are due, or are due and not queued. Complexity: the tracker's."""
         if self._tracker is None:
             return 0
-        taken_out = sum(self._cursor.view.is_unacked(position) for position in self)
-        return self._tracker.delayed_message_count + taken_out
+        return self._tracker.delayed_message_count + len(self._cursor.view.unacked_among(list(self)))
 
     @property
     def next_early_ms(self) -> int | None:
         """When the next message is due that the tracker would have delivered before; None without one."""
-        while self._early and not self._cursor.view.is_unacked(self._early[0][1]):
+        while self._early and not self._cursor.view.unacked_among([self._early[0][1]]):
             heapq.heappop(self._early)
         return self._early[0][0] if self._early else None
 
