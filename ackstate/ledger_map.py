@@ -150,6 +150,19 @@ class LedgerMap:
         ids = self.current.ids
         return ids[bisect_right(ids, lower_ledger_id) : bisect_left(ids, upper_ledger_id)]
 
+    def runs_between(self, lower: Position, upper: Position) -> list[tuple[int, int, int]]:
+        """Return the entries in ``(lower, upper]``, a run for each ledger: its id, the first and the last entry."""
+        if upper <= lower:
+            return []
+        runs = []
+        for ledger_id in self.ledgers_between(lower.ledger_id - 1, upper.ledger_id + 1):
+            first = max(lower.entry_id + 1, 0) if ledger_id == lower.ledger_id else 0
+            last = self.entry_count(ledger_id) - 1
+            last = min(upper.entry_id, last) if ledger_id == upper.ledger_id else last
+            if first <= last:
+                runs.append((ledger_id, first, last))
+        return runs
+
     def previous(self, position: Position) -> Position:
         """Return the previous position: in its ledger, or else the last entry of the nearest non-empty ledger before.
 

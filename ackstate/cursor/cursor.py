@@ -15,7 +15,7 @@ from ackstate.checks import check_count, member
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import INTERNAL_PREFIX, CursorState, Format, Repair, reopened
 from ackstate.cursor.journal import Journal, cursor_path
-from ackstate.cursor.listener import Change, Listeners, bitmap_runs, covered_runs
+from ackstate.cursor.listener import Change, Listeners, bitmap_runs
 from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
 from ackstate.cursor.results import Receipt, ReceiptStatus
@@ -377,7 +377,7 @@ class ManagedCursor:
         check_position(last)
         if last < first:
             raise ValueError(f"lost entries {Position(*first)} to {Position(*last)} end before they begin")
-        runs = covered_runs(self.ledgers, Position(first[0], first[1] - 1), Position(*last))
+        runs = self.ledgers.runs_between(Position(first[0], first[1] - 1), Position(*last))
         lost = {ledger_id: bitmap_of(range(begin, end + 1)) for ledger_id, begin, end in runs}
         return self.ack_bitmaps(lost, now_ms=now_ms)
 
@@ -418,7 +418,7 @@ class ManagedCursor:
                 state.properties = dict(properties)
                 state.changed()
             if newly_acked and self._listeners.of_changes:
-                runs = covered_runs(state.ledgers, before, state.mark_delete)
+                runs = state.ledgers.runs_between(before, state.mark_delete)
                 self._listeners.changed(Change.MARK_DELETED, runs, now_ms=now_ms)
             return self._receipt(newly_acked, batch=position if is_partly_acked else None)
 

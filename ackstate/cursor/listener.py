@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from ackstate.cursor.results import PersistResult
     from ackstate.errors import AckStateError
-    from ackstate.ledger_map import LedgerMap
     from ackstate.position import Position
 
 
@@ -115,20 +114,6 @@ class Listeners:
         self.of_changes = overriding(CursorListener.changed)
         self.of_deliveries = overriding(CursorListener.delivered)
         self._of_bounds = overriding(CursorListener.record_bytes_max)
-
-
-def covered_runs(ledgers: LedgerMap, lower: Position, upper: Position) -> list[tuple[int, int, int]]:
-    """Return the entries of the log in ``(lower, upper]``, a run for each ledger, its last entry included."""
-    if upper <= lower:
-        return []
-    runs = []
-    for ledger_id in ledgers.ledgers_between(lower.ledger_id - 1, upper.ledger_id + 1):
-        first = max(lower.entry_id + 1, 0) if ledger_id == lower.ledger_id else 0
-        last = ledgers.entry_count(ledger_id) - 1
-        last = min(upper.entry_id, last) if ledger_id == upper.ledger_id else last
-        if first <= last:
-            runs.append((ledger_id, first, last))
-    return runs
 
 
 def bitmap_runs(ledger_id: int, entries: BitMap) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.checks import integer
 from ackstate.cursor.formats import CursorState
-from ackstate.cursor.listener import Change, covered_runs
+from ackstate.cursor.listener import Change
 from ackstate.cursor.results import PersistResult, PersistTarget
 from ackstate.cursor.state import EVERYTHING
 from ackstate.deleted_ranges import DeletedRanges
@@ -600,8 +600,8 @@ def _changed_runs(state: CursorAckState, mark_delete: Position) -> dict[Change, 
     deleted.remove_at_most(mark_delete)
     above = [(ledger_id, first, end - 1) for ledger_id, first, end in deleted.runs()]
     return {
-        Change.RESET: covered_runs(state.ledgers, state.mark_delete, mark_delete),
-        Change.UNACKED: [*covered_runs(state.ledgers, mark_delete, state.mark_delete), *above],
+        Change.RESET: state.ledgers.runs_between(state.mark_delete, mark_delete),
+        Change.UNACKED: [*state.ledgers.runs_between(mark_delete, state.mark_delete), *above],
     }
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, final
 from pyroaring import BitMap
 
 from ackstate.ack_hole import ack_effect, hole_at, holes, stretch_effect
-from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.results import CursorStats
 from ackstate.deleted_ranges import Run
 from ackstate.entry_bitmap import bitmaps_of
@@ -233,7 +232,7 @@ class AckView:
             above = max(first, self._state.mark_delete)
             lower, upper = (Position(each.ledger_id, each.entry_id - 1) for each in (above, end))
             found = []
-            for ledger_id, low, high in covered_runs(self._ledgers, lower, upper):
+            for ledger_id, low, high in self._ledgers.runs_between(lower, upper):
                 entries = BitMap(range(low, high + 1))
                 self.discard_acked(ledger_id, entries)
                 if entries:
@@ -244,7 +243,7 @@ class AckView:
         """Return every entry of the log that is acked, as (ledger id, first, last), `last` included, in order."""
         with self._lock:
             before_all = self._ledgers.previous(self._ledgers.first_position)
-            runs = covered_runs(self._ledgers, before_all, self._state.mark_delete)
+            runs = self._ledgers.runs_between(before_all, self._state.mark_delete)
             return [*runs, *((ledger_id, first, end - 1) for ledger_id, first, end in self._state.deleted.runs())]
 
     def position_after(self, count: int, *, counts_acked: bool) -> Position:

@@ -13,7 +13,6 @@ from pyroaring import BitMap
 
 from ackstate.cursor.cursor import CursorOpening, ManagedCursor
 from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.listener import covered_runs
 from ackstate.cursor.recovery import UnreadableCursorError
 from ackstate.errors import AckStateError, RescheduleRefusedError
 from ackstate.position import Position, check_position
@@ -48,7 +47,7 @@ class DelaySchedule:
             error.args = (f"cancelled and rescheduled messages of topic {log.topic!r}, cursor {SCHEDULE!r}: {error}",)
             raise
         before = ledgers.previous(ledgers.first_position)
-        for ledger_id, first, last in covered_runs(ledgers, before, cursor.mark_delete_position):
+        for ledger_id, first, last in ledgers.runs_between(before, cursor.mark_delete_position):
             cancelled.update_entries(ledger_id, BitMap(range(first, last + 1)))
         for ledger_id, bitmap in cursor.deleted.bitmaps():
             cancelled.update_entries(ledger_id, bitmap.copy())
