@@ -17,8 +17,8 @@ from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar, Unpack, final
 
 from ackstate.checks import check_count
-from ackstate.cursor.listener import CursorListener
 from ackstate.cursor.persist import tick_all
+from ackstate.cursor.results import CursorListener
 from ackstate.dispatch.options import dead_letter
 from ackstate.errors import AckStateError, CursorFencedError, TopicClosedError
 from ackstate.message import CheckedMessages, checked_messages

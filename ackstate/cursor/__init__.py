@@ -4,10 +4,11 @@ from ackstate.cursor.config import CursorConfig as CursorConfig, RangeForm as Ra
 from ackstate.cursor.cursor import CursorOpening as CursorOpening, ManagedCursor as ManagedCursor, open_cursors
 from ackstate.cursor.formats import Format as Format, Repair as Repair
 from ackstate.cursor.journal import delete_subscription as delete_subscription
-from ackstate.cursor.listener import Change as Change, CursorListener
 from ackstate.cursor.persist import persist_all
 from ackstate.cursor.recovery import UnreadableCursorError as UnreadableCursorError
 from ackstate.cursor.results import (
+    Change as Change,
+    CursorListener,
     CursorStats as CursorStats,
     PersistResult as PersistResult,
     PersistTarget as PersistTarget,

@@ -15,14 +15,13 @@ from ackstate.checks import check_count, member
 from ackstate.cursor.config import CursorConfig
 from ackstate.cursor.formats import INTERNAL_PREFIX, CursorState, Format, Repair, reopened
 from ackstate.cursor.journal import Journal, cursor_path
-from ackstate.cursor.listener import Change, Listeners, bitmap_runs
 from ackstate.cursor.persist import Persister, execute_one, persist_all, reset, result_of
 from ackstate.cursor.recovery import report_of
-from ackstate.cursor.results import Receipt, ReceiptStatus
+from ackstate.cursor.results import Change, Listeners, Receipt, ReceiptStatus
 from ackstate.cursor.state import CursorAckState
 from ackstate.cursor.view import CursorView, EntryReader
 from ackstate.deleted_ranges import DeletedRanges
-from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of
+from ackstate.entry_bitmap import bitmap_of, checked_bitmaps_of, runs_of
 from ackstate.errors import AckStateError, CursorClosedError
 from ackstate.ledger_map import LedgerMap
 from ackstate.position import Position, check_position, positions_of
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from ackstate.cursor.listener import CursorListener
     from ackstate.cursor.recovery import StoredCursor
-    from ackstate.cursor.results import CursorStats, PersistResult, RecoveryReport
+    from ackstate.cursor.results import CursorListener, CursorStats, PersistResult, RecoveryReport
     from ackstate.stores.base import Store
     from ackstate.wire.native import DeliveryCounts
 
@@ -317,7 +315,7 @@ class ManagedCursor:
             self.check_open()
             new, newly_acked = self._state.ack_bitmaps(entries)
             if self._listeners.of_changes:
-                runs = [run for item in new.items() for run in bitmap_runs(*item)]
+                runs = [run for item in new.items() for run in _bitmap_runs(*item)]
                 self._listeners.changed(Change.ACKED, runs, now_ms=now_ms)
             return self._receipt(newly_acked, entries=entries)
 
@@ -625,6 +623,12 @@ def _few_of(entry_ids: Iterable[int]) -> list[int] | None:
     if type(entry_ids) is list:
         return entry_ids
     return entry_ids.tolist() if hasattr(entry_ids, "tolist") else list(entry_ids)
+
+
+def _bitmap_runs(ledger_id: int, entries: BitMap) -> list[tuple[int, int, int]]:
+    """Return the runs of some entries of a ledger."""
+    firsts, lasts = runs_of(entries)
+    return [(ledger_id, *run) for run in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def _named(position: Position) -> Mapping[int, BitMap]:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, final
 from ackstate.batch_indexes import BatchIndexes
 from ackstate.checks import integer
 from ackstate.cursor.formats import CursorState
-from ackstate.cursor.listener import Change
-from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.cursor.results import Change, PersistResult, PersistTarget
 from ackstate.cursor.state import EVERYTHING
 from ackstate.deleted_ranges import DeletedRanges
 from ackstate.delivery_ruler import DeliveryRuler
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ackstate.cursor.config import CursorConfig, PersistLimits
     from ackstate.cursor.cursor import ManagedCursor
     from ackstate.cursor.journal import Journal
-    from ackstate.cursor.listener import Listeners
+    from ackstate.cursor.results import Listeners
     from ackstate.cursor.state import CursorAckState, Unpersisted
     from ackstate.cursor.view import EntryReader
 

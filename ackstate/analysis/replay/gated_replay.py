@@ -30,8 +30,7 @@ from ackstate.analysis.replay.cursor_replay import CursorReplay
 from ackstate.analysis.replay.curves import Epochs
 from ackstate.analysis.trace.chunks import bitmaps_of
 from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind
-from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.results import PersistResult, PersistTarget
+from ackstate.cursor.results import CursorListener, PersistResult, PersistTarget
 from ackstate.deleted_ranges import MINUS_ONE_BYTES, firsts_bytes, isolated_range_bytes, lasts_bytes, range_fixed_bytes
 from ackstate.dispatch.admission import Admission, Sent
 from ackstate.entry_bitmap import bitmaps_of as entries_by_ledger

@@ -36,7 +36,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.cursor.listener import Change, CursorListener
+from ackstate.cursor.results import Change, CursorListener
 from ackstate.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:

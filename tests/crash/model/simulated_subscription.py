@@ -4,8 +4,7 @@ from ackstate.analysis.crash.oracle import Promise
 from ackstate.cursor.cursor import ManagedCursor
 from ackstate.cursor.formats import Format
 from ackstate.cursor.journal import cursor_path
-from ackstate.cursor.listener import CursorListener
-from ackstate.cursor.results import PersistTarget
+from ackstate.cursor.results import CursorListener, PersistTarget
 from ackstate.dispatch import Subscription, SubscriptionOptions
 from ackstate.dispatch.options import DeadLetterPolicy
 from ackstate.errors import AckStateError, CursorFencedError

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ackstate import CursorConfig, DeletedRanges, Format, LedgerMap, ManagedCursor, MemoryStore, Position, StoreError
 from ackstate.cursor import PersistTarget
-from ackstate.cursor.listener import CursorListener
+from ackstate.cursor.results import CursorListener
 from ackstate.cursor.state import CursorAckState
 from ackstate.cursor.view import AckView
 from ackstate.deleted_ranges import isolated_range_bytes, range_bytes
