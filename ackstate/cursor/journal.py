@@ -279,10 +279,7 @@ class Journal:
         # The ledger is not continued: it may hold less than the memory takes for durable, after a reset that failed.
         assert record.content is not None
         encoded = self.form.encode_entry(record.content, epoch=record.epoch, sequence=0, chain=0)
-        ledger_id = self._new_ledger(encoded)
-        return CursorRecord(
-            ledger_id, record.epoch, record.term, record.mark_delete, None, record.cursor_properties, record.unknown
-        )
+        return replace(record, cursor_ledger_id=self._new_ledger(encoded), content=None)
 
     def _new_ledger(self, encoded: bytes) -> int:
         """Write the first entry of a new ledger, and return the ledger."""

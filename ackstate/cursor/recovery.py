@@ -391,7 +391,5 @@ def _state_at(
     content = CursorState(mark_delete, DeletedRanges(), BatchIndexes(), properties or {})
     record = found.record
     if record.cursor_ledger_id is None:
-        record = CursorRecord(
-            None, record.epoch, record.term, mark_delete, content, record.cursor_properties, record.unknown
-        )
+        record = replace(record, mark_delete=mark_delete, content=content)
     return replace(found, record=record, recovered=DecodedJournal(content, 0, discarded_reason=str(error)))
