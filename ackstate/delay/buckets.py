@@ -167,15 +167,12 @@ class SealedBuckets:
 
     def seal(self, key: BucketKey, indexes: DelayedIndexes) -> DelayedIndexes:
         """Store sorted messages as a bucket, and return those that must be in memory: all, if that failed."""
-        segments = cut_segments(indexes, self._config)
         try:
-            bucket_id, kept = self._stored.write(segments)
-            bucket = Bucket(key, bucket_id, kept, segments[0])
-            self._register(bucket)
+            bucket, first = self._write(key, indexes)
         except AckStateError:
             return indexes
         self.adopt(bucket)
-        return segments[0]
+        return first
 
     def merge(self) -> DelayedIndexes:
         """Merge some neighbours, and return the messages that must be in memory."""
@@ -183,33 +180,31 @@ class SealedBuckets:
         sources = buckets_to_merge(list(self))
         if not sources:
             return NOTHING
-        merged = self._merged(sources)
-        if merged is None:
-            return NOTHING
-        bucket, first = merged
-        for source in sources:
-            self._remove(source)
-        self.adopt(bucket)
-        return first
-
-    def _merged(self, sources: Sequence[Bucket]) -> tuple[Bucket, DelayedIndexes] | None:
+        key = BucketKey(sources[0].key.first_ledger_id, max(each.key.last_ledger_id for each in sources))
         try:
             parts = [
                 self._stored.read_segments(each.bucket_id, 1, [segment.metadata for segment in each.segments])
                 for each in sources
             ]
             columns = zip(*(part for of_bucket in parts for part in of_bucket), strict=True)
-            segments = cut_segments(in_order(*map(np.concatenate, columns)), self._config)
-            bucket_id, kept = self._stored.write(segments)
-            key = BucketKey(sources[0].key.first_ledger_id, max(each.key.last_ledger_id for each in sources))
-            bucket = Bucket(key, bucket_id, kept, segments[0])
-            self._register(bucket)
+            bucket, first = self._write(key, in_order(*map(np.concatenate, columns)))
         except AckStateError:
-            return None
-        if bucket.is_registered:
-            return bucket, segments[0]
-        self._stored.drop(bucket_id, key)
-        return None
+            return NOTHING
+        if not bucket.is_registered:
+            self._stored.drop(bucket.bucket_id, key)
+            return NOTHING
+        for source in sources:
+            self._remove(source)
+        self.adopt(bucket)
+        return first
+
+    def _write(self, key: BucketKey, indexes: DelayedIndexes) -> tuple[Bucket, DelayedIndexes]:
+        """Store sorted messages as a bucket, which may not be registered yet; return it and its first segment."""
+        segments = cut_segments(indexes, self._config)
+        bucket_id, kept = self._stored.write(segments)
+        bucket = Bucket(key, bucket_id, kept, segments[0])
+        self._register(bucket)
+        return bucket, segments[0]
 
     def load_next(self, bucket: Bucket) -> DelayedIndexes | None:
         """Load a bucket's next segment, or remove the bucket after the last; None if the storage failed for now."""
