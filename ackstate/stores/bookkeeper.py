@@ -222,7 +222,7 @@ class BookKeeperLedgers(LedgerStore):
         self._registry.check(ledger_id)
         if first == end:
             return []
-        with self._opened_to_read(ledger_id) as handle:
+        with self._opened(ledger_id) as (handle, _, _):
             try:
                 found = list(self._entries(ledger_id, handle, first, end))
             except LedgerNotFoundError as error:
@@ -240,7 +240,7 @@ class BookKeeperLedgers(LedgerStore):
         writer = self._writers.get(ledger_id)
         if writer is not None and not writer.is_failed:
             return writer.last
-        with self._opened_to_read(ledger_id) as handle:
+        with self._opened(ledger_id) as (handle, _, _):
             return self._last_completed(ledger_id, handle)
 
     def _delete(self, ledger_id: int) -> None:
@@ -389,12 +389,13 @@ class BookKeeperLedgers(LedgerStore):
             return self._client.metadata(ledger_id).wait()
 
     @contextmanager
-    def _opened_to_read(self, ledger_id: int) -> Iterator[int]:
-        """Open a ledger that another process may be writing to; nothing is written or fenced."""
+    def _opened(self, ledger_id: int, *, fences: bool = False) -> Iterator[OpenLedger]:
+        """Open a ledger that another process may be writing to; that does not notice unless the ledger is fenced."""
+        open_ledger = self._client.open_and_fence if fences else self._client.open_to_read
         with self._present(ledger_id):
-            opened = self._client.open_to_read(ledger_id, self._replication).wait()
+            opened = open_ledger(ledger_id, self._replication).wait()
         try:
-            yield opened.handle
+            yield opened
         finally:
             with suppress(StoreError):
                 self._client.close_ledger(opened.handle)
@@ -402,13 +403,8 @@ class BookKeeperLedgers(LedgerStore):
     def _recovered_last(self, ledger_id: int) -> int:
         """Fence a ledger, and return its last entry for ever."""
         # That yields every entry that was ever confirmed to its writer, and perhaps some that were not.
-        with self._present(ledger_id):
-            opened = self._client.open_and_fence(ledger_id, self._replication).wait()
-        try:
+        with self._opened(ledger_id, fences=True) as opened:
             return self._cut(ledger_id, opened.handle, opened.last_confirmed)
-        finally:
-            with suppress(StoreError):
-                self._client.close_ledger(opened.handle)
 
     def _last_completed(self, ledger_id: int, handle: int) -> int:
         return self._cut(ledger_id, handle, self._last_readable(ledger_id, handle))
