@@ -279,7 +279,6 @@ class DelayBroker:
         if self.kind.is_fed:
             end = min(end, len(self.log))
             for position in self.log[max(self.fed_count, self.trimmed) : end]:
-                self.clockwork.see(self.clock_ms)
                 self.index.learn([(position, self.deliver_at_ms[position])])
             self.fed_count = max(self.fed_count, end)
 
