@@ -94,9 +94,8 @@ def test_what_need_not_be_kept_goes_once_it_is_the_greater_part():
 
 
 def measured_bytes(calendar_of):
-    # The set-up of numpy at its first use is not the calendar's.
-    uniform(9_000, ledger_count=90)
-    one_by_one(9_000)
+    # What is set up at the first use is not the calendar's.
+    calendar_of()
     gc.collect()
     tracemalloc.start()
     try:
