@@ -397,16 +397,6 @@ class Admission:
         limit = 0 if self.gate is None else self.gate.limits.max_unpersisted_ack_record_bytes
         return limit if limit > 0 else None
 
-    @property
-    def _ranges_limit(self) -> int | None:
-        """The limit on ranges, if that rule is on."""
-        return None if self.gate is None else self.gate.limits.max_unacked_ranges or None
-
-    @property
-    def next_cost(self) -> int:
-        """The worst case of the next unread message."""
-        return isolated_range_bytes(*self.cursor.reader.next_unread)
-
     def record_bytes_max(self) -> int | None:
         """Return how much may be un-persisted beside the reservations; None if there is no limit."""
         limit = self._bytes_limit
@@ -424,13 +414,13 @@ class Admission:
         gate, reader = self.gate, self.cursor.reader
         if gate is None:
             return True
-        cost = self.next_cost
+        cost = isolated_range_bytes(*reader.next_unread)  # the worst case of the next message
         if self._promotes_young and reader.has_unread:
             self._promote_for(cost, now_ms=now_ms)
-        ranges_max = self._ranges_limit
+        ranges_max = gate.limits.max_unacked_ranges
         is_binding = (
             not self.has_bytes_for(cost)
-            or (ranges_max is not None and self._view.range_count_to_persist + self._sent.reserved_ranges >= ranges_max)
+            or 0 < ranges_max <= self._view.range_count_to_persist + self._sent.reserved_ranges
             or (gate.is_closed and not ACK_STATE_RULES.isdisjoint(self._closed_by(self.usage())))
         )
         if is_binding and reader.has_unread:
@@ -575,7 +565,8 @@ class Admission:
             added = self._added_by(position)
         own = [each for each in sent.values() if each is not None]
         reserved = sum(each.record_bytes for each in own), sum(each.range_count for each in own)
-        usage, limits = self.usage(), (self._bytes_limit, self._ranges_limit)
+        assert self.gate is not None
+        usage, limits = self.usage(), (self._bytes_limit, self.gate.limits.max_unacked_ranges or None)
         used = usage.unpersisted_record_bytes + usage.reserved_bytes, usage.range_count + usage.reserved_ranges
         for rule, limit, each, more, held in zip(_RULES, limits, used, added, reserved, strict=True):
             if limit is not None and more > 0 and each - held + more > limit:
@@ -587,7 +578,8 @@ class Admission:
     def show_usage(self, *, now_ms: int) -> None:
         """Show the gate the present usage without a request: each rule without room for one more message closes."""
         if self.gate is not None:
-            self.gate.observe(self.usage(), next_record_bytes=self.next_cost, now_ms=now_ms)
+            cost = isolated_range_bytes(*self.cursor.reader.next_unread)
+            self.gate.observe(self.usage(), next_record_bytes=cost, now_ms=now_ms)
 
     def observe(self, *, now_ms: int) -> None:
         """Show the gate the usage, and wake the waiters that may go on: after a restart, or under other limits."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from ackstate.delay.view import TIME_MS_MAX
 from ackstate.dispatch.admission import AckRefusedError
+from ackstate.dispatch.consumers import ANYONE
 from ackstate.dispatch.explain import HoleReason, Look
 from ackstate.entry_bitmap import bitmaps_of
 from ackstate.errors import AckStateError, CorruptStateError
@@ -176,7 +177,7 @@ class ReplayQueue:
     def release(self, *, now_ms: int) -> None:
         """Make the messages ready whose time has come."""
         self.follow_clock(now_ms=now_ms)
-        while (until_ms := self.next_until_ms) is not None and until_ms <= now_ms:
+        while self._not_before and (until_ms := self.next_until_ms) is not None and until_ms <= now_ms:
             _, position = heapq.heappop(self._not_before)
             waiting = self._all[position] = self._all[position]._replace(until_ms=0)
             if waiting.key is None:
@@ -236,7 +237,7 @@ class ReplayQueue:
         """Make a message ready that waits for no time, unless an earlier one of its key waits for one."""
         lowest_timed = None if key is None else self._lowest_timed(key)
         if lowest_timed is None or position < lowest_timed:
-            owner = self._owners[position] = self._owner(key)
+            owner = self._owners[position] = ANYONE if key is None else self._owner(key)
             ready = self._ready.get(owner)
             if ready is None:
                 ready = self._ready[owner] = PositionSet()
@@ -269,7 +270,7 @@ class ReplayQueue:
                     return
                 self._arrange(later, key)
 
-    def _owner(self, key: bytes | None) -> str:
+    def _owner(self, key: bytes) -> str:
         (owner,) = self._owners_of((key,))
         return owner
 
@@ -387,7 +388,7 @@ class DelayedMessages:
         """Return unacked messages that are due, about `count`; the same again until they are `queued`."""
         if self._tracker is None or count <= 0:
             return []
-        while (early_ms := self.next_early_ms) is not None and early_ms <= now_ms:
+        while self._early and (early_ms := self.next_early_ms) is not None and early_ms <= now_ms:
             self._due.append(heapq.heappop(self._early)[1])
         # Some trackers do not know acks, and a stale one has messages that the log has not: they take no one's place.
         while count > 0:
@@ -544,6 +545,7 @@ class UnackedMessages:
         self.reader = MessageReader(log, postpone=self._postpone)
         self._acked_count = cursor.view.acked_count  # as far as it was reported here
         self.dead_lettered_messages = 0
+        self.discard_acked = cursor.view.discard_acked
 
     def drop(self, position: Position, *, now_ms: int) -> bool:
         """Ack a cancelled message; return False if a limit has no room for the ack."""
@@ -698,9 +700,6 @@ class UnackedMessages:
         delivery_count, until_ms = self._cursor.view.delivery_counts.get(position, (0, 0))  # before the last restart
         reason = HoleReason.NACKED if delivery_count else HoleReason.NEVER_DELIVERED
         return Look(reason, "", until_ms or None, delivery_count)
-
-    def discard_acked(self, ledger_id: int, entries: BitMap) -> None:
-        self._cursor.view.discard_acked(ledger_id, entries)
 
     def not_sent_between(self, first: Position, end: Position) -> PositionSet:
         unsent = PositionSet()

@@ -371,7 +371,8 @@ class Subscription:
                 return []
             try:
                 batch = self._dispatcher.send_to(consumer, max_messages, now_ms=now_ms)
-                self._report(batch, now_ms=now_ms)
+                if batch.deliveries:
+                    self._report(batch, now_ms=now_ms)
             except BaseException:
                 self._dispatcher.withdraw()
                 raise
@@ -746,12 +747,11 @@ class Subscription:
         )  # fmt: skip
 
     def _report(self, batch: Batch, *, now_ms: int) -> None:
-        """Report the messages of a consumer to the cursor."""
-        if batch.deliveries:
-            if batch.counts:
-                self.cursor.count_deliveries(batch.counts)
-            positions = [delivery.position for delivery in batch.deliveries]
-            self.cursor.delivered(max(positions), consumer=batch.consumer, positions=positions, now_ms=now_ms)
+        """Report the messages of a consumer, at least one, to the cursor."""
+        if batch.counts:
+            self.cursor.count_deliveries(batch.counts)
+        positions = [delivery.position for delivery in batch.deliveries]
+        self.cursor.delivered(max(positions), consumer=batch.consumer, positions=positions, now_ms=now_ms)
 
     def _times_changed(self) -> None:
         """Call the waiter if the time of a message comes before it will dispatch anyway."""
