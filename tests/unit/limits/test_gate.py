@@ -31,6 +31,27 @@ def ask(gate, usage, costs, **more):
     return gate.request([17] * costs if isinstance(costs, int) else costs, usage=usage, **more).granted
 
 
+@pytest.mark.parametrize(
+    ("limits", "usage", "request_of_one", "rule"),
+    [
+        (BYTES, Usage(600, 400, 9), ([24], None), None),
+        (BYTES, Usage(600, 400, 9), ([25], None), Rule.UNPERSISTED_ACK_RECORD_BYTES),
+        ({MESSAGES: 4}, messages(3), ([17], (1,)), None),
+        ({MESSAGES: 4}, messages(4), ([17], (1,)), Rule.UNACKED_MESSAGES),
+        ({OF_CONSUMER: 4}, messages(3), ([17], (1,)), None),
+        ({OF_CONSUMER: 4}, messages(4), ([17], (1,)), Rule.CONSUMER_UNACKED_MESSAGES),
+        ({RANGES: 10}, ranges(4, 5), ([17], None), None),
+        ({RANGES: 10}, ranges(4, 6), ([17], (1,)), Rule.UNACKED_RANGES),
+        ({RANGES: 10}, ranges(4, 6), ([17], (0,)), None),
+        ({RANGES: 10}, ranges(4, 4), ([17], (3,)), Rule.UNACKED_RANGES),
+    ],
+)
+def test_one_redelivery_is_granted_up_to_each_limit(limits, usage, request_of_one, rule):
+    costs, range_costs = request_of_one
+    verdict = gate_of(**limits).request_redelivery(costs, usage=usage, range_costs=range_costs)
+    assert (verdict.granted, verdict.rule) == (rule is None, rule)
+
+
 def test_the_defaults_are_pulsars():
     assert GateLimits() == GateLimits(5 * 1024 * 1024, 200_000, 0.8, 0.5, 0, 50_000)
 
