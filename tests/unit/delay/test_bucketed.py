@@ -216,13 +216,13 @@ def test_a_bucket_that_could_not_be_registered_is_registered_later(store, index)
     fail(store, after=4, times=8)  # The registry is taken over in two, then the ledger and its entries.
     add(index, (4, 0, 500))
     assert (keys_of(store), len(ranges(index))) == ({}, 1)
-    index.delete_retired()
+    index._sealed.catch_up()
     assert keys_of(store) == {f"{KEY}_3_3": "1"}
 
 
-def test_a_skip_moves_the_time_on(index):
+def test_a_look_at_what_waits_moves_the_time_on(index):
     add(index, (3, 0, 200))
-    assert index.skip(Position(3, 0), now_ms=150)
+    assert not index.unknown([Position(3, 0)], now_ms=150)
     assert not index.add_message(Position(3, 1), deliver_at_ms=120, now_ms=0)
 
 
