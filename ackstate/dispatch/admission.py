@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import repeat
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, final
@@ -143,12 +143,11 @@ class Deliveries:
             for ledger_id, entries in bitmaps_of(positions).items():
                 in_order.update_entries(ledger_id, entries)
             held.update(zip(positions, repeat(None), strict=False))
-            _, _, delivery_counts, message_counts, bytes_of_each, ranges_of_each, _ = zip(*sent, strict=True)
+            _, _, _, message_counts, bytes_of_each, ranges_of_each, _ = zip(*sent, strict=True)
             unacked = sum(message_counts)
             self.reserved_bytes += sum(bytes_of_each)
             self.reserved_ranges += sum(ranges_of_each)
-            pairs = zip(delivery_counts, message_counts, strict=True) if max(delivery_counts) > 1 else ()
-            redelivered = sum([count for sent_before, count in pairs if sent_before > 1])
+            redelivered = 0  # Several at once are sent for the first time.
         self.unacked_messages += unacked
         self.sent_messages += unacked
         self.redelivered_messages += redelivered
@@ -539,10 +538,8 @@ class Admission:
         """Refuse acks that exceed a limit, after a persist of young acks if the time is given and it may make room."""
         refused_by = self._refused_by(sent)
         if refused_by is Rule.UNPERSISTED_ACK_RECORD_BYTES and now_ms is not None:
-            try:
+            with suppress(StoreError):  # The listener notes it.
                 self.cursor.promote(0, now_ms=now_ms)
-            except StoreError as error:
-                self.store_error = error
             refused_by = self._refused_by(sent)
         self.refused_by = refused_by
         if refused_by is not None:
@@ -631,8 +628,7 @@ class Admission:
         mark = int(limit * self.gate.limits.unpersisted_release_ratio)
         try:
             self.cursor.promote(max(0, mark - reserved - cost), now_ms=now_ms)
-        except StoreError as error:
-            self.store_error = error
+        except StoreError:  # The listener notes it.
             self._promote_again_ms = now_ms + _PROMOTION_RETRY_MS
 
     def _could_promote(self, *, now_ms: int) -> bool:

@@ -113,7 +113,6 @@ class Dispatcher:
         # whoever hands it over removes it.
         self.hand_over: Callable[[Delivery, int], bool] = self._call_hand_over
         self.begun: dict[Position, Delivery] = {}
-        self._handed_over_count = 0
         self.hole_turns: dict[str, Position] = {}  # by owner: where to continue filling holes
         self._gate_waiter: Callable[[], object] = self._waiter.wake  # one object, so that the gate can forget it
         self._is_at_gate = False
@@ -147,7 +146,6 @@ class Dispatcher:
         if self._gate is not None and self._is_at_gate:
             self._gate.forget_waiter(self._gate_waiter)
             self._is_at_gate = False
-        before = self._handed_over_count
         if self._has_permits():
             names = [self._only] if self._only is not None else self._permits.in_turn() if self._needs_keys else []
             for name in names:
@@ -155,8 +153,7 @@ class Dispatcher:
             self._send()
             if self._only is not None:  # until the time of the queued messages has come, or they are acked
                 self._is_held_up = self._holds_order()
-        # A dead letter may have been the last one that kept its key with a consumer.
-        self._may_send_more |= self._left <= 0 or self._handed_over_count > before
+        self._may_send_more |= self._left <= 0
         return [batch for batch in self._batches.values() if batch.deliveries]
 
     def withdraw(self) -> None:
@@ -673,7 +670,6 @@ class Dispatcher:
         message_count = self._messages.unacked_in(position, delivery.message)
         with self._admission.room_for((position,), now_ms=now_ms):
             receipt = self._cursor.ack(position, now_ms=now_ms)
-        self._handed_over_count += 1
         self._messages.acked(position, receipt.newly_acked, now_ms=now_ms)
         self._messages.dead_lettered_messages += message_count
 

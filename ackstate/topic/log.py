@@ -582,9 +582,10 @@ class MessageLog:
 
         Raises: As `publish`; nothing is stored.
         """
-        return self._prepare(checked_messages(messages), checked_time(now_ms))
+        return self.prepare_checked(checked_messages(messages), checked_time(now_ms))
 
-    def _prepare(self, messages: CheckedMessages, now_ms: int | None) -> Publication:
+    def prepare_checked(self, messages: CheckedMessages, now_ms: int | None) -> Publication:
+        """As `prepare`, without its checks."""
         contents = [encode_message(message) for message in messages]
         ownership = self._owned("publish")
         with self.sole_use:

@@ -182,7 +182,7 @@ class TopicPublisher:
         if refusal is not None:
             self._counters.count(REJECTED, topic=self._topic, message_count=rejected)
             raise refusal
-        publication = self.log._prepare(CheckedMessages(decided), now_ms)
+        publication = self.log.prepare_checked(CheckedMessages(decided), now_ms)
         if not overridden:
             return publication
         count = partial(self._counters.count, OVERRIDDEN, topic=self._topic, message_count=overridden)
