@@ -23,6 +23,8 @@ def printable(text: str) -> str:
     >>> printable("orders"), printable("a" + chr(0x202E) + "b" + chr(27) + chr(10))
     ('orders', 'a\\u202eb\\x1b\\n')
     """
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
