@@ -112,12 +112,12 @@ def serving(changes=None, **options):
         thread.join()
 
 
-def state(entries=(), version=1, mark_delete=-1):
-    """Return the durable state of a cursor that has acked some entries of ledger 3."""
+def state(entries=(), version=1, mark_delete=-1, *, place=(-1, -1)):
+    """Return the durable state of a cursor that has acked some entries of ledger 3, with the place of its record."""
     ranges = DeletedRanges()
     for entry in entries:
         ranges.add(Position(3, entry))
-    return DurableState(Position(3, mark_delete), ranges, BatchIndexes(), (version, -1, -1))
+    return DurableState(Position(3, mark_delete), ranges, BatchIndexes(), (version, *place))
 
 
 class Durable:

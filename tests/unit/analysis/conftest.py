@@ -7,7 +7,7 @@ from ackstate.analysis import location
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def url_store(tmp_path, monkeypatch):
     """Return the root behind a URL, whose store is the directory ``store`` of this machine."""
     (tmp_path / "store").mkdir()
     # Of pyarrow, which has one interface for all of them.

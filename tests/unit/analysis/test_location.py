@@ -7,7 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from ackstate.analysis.location import LocationError, location, spark_url
+from ackstate.analysis.location import LocationError, location, spark_url, write_atomically
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_text("keep me")
+    return path
+
+
+@pytest.mark.parametrize("name", ["report.html", ".report.html.unfinished"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_is_replaced_and_its_target_left_alone(tmp_path, victim, name, link):
+    link(victim, tmp_path / name)
+    write_atomically(tmp_path / "report.html", "new")
+    assert victim.read_text() == "keep me"
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert not (tmp_path / "report.html").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "victim"]
 
 
 @pytest.mark.parametrize("text", ["file:///tmp/a%20b", "file://localhost/tmp/a%20b", "FILE:///tmp/a%20b"])
@@ -77,10 +95,10 @@ def test_names_go_together_as_those_of_a_path():
 
 
 @pytest.fixture
-def directory(store, tmp_path):
+def directory(url_store, tmp_path):
     """Return a directory behind a URL."""
     (tmp_path / "store" / "a").mkdir()
-    return store / "a"
+    return url_store / "a"
 
 
 def test_files_are_written_listed_read_and_deleted(directory, tmp_path):

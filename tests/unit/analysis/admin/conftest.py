@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from ackstate import MemoryStore
 from ackstate.analysis.admin.app import create_app
 
 
@@ -54,11 +53,6 @@ def shared():
     """The store of the test that runs, and an application on it with Pulsar's defaults and without a token."""
     current = {}
     return current, InProcess(create_app(standing_for(current)))
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture

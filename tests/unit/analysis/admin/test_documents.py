@@ -1,6 +1,5 @@
 """The OpenAPI document and the numbers for Prometheus."""
 
-import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from ackstate import MemoryStore
@@ -84,9 +83,3 @@ class TestNumbersOfDocuments:
         registry = CollectorRegistry()
         Counter("pulsar_broker_topic_messages_delayed_rejected", "Rejected.", registry=registry).inc(3)
         assert self.numbers(ask_with(registry=registry))["pulsar_broker_topic_messages_delayed_rejected_total"] == 3
-
-
-@pytest.mark.parametrize("path", ["/openapi.json", "/healthz"])
-def test_a_healthy_server_says_so(ask, path):
-    assert ask("GET", path).status_code == 200
-    assert ask("GET", "/healthz").json() == {"status": "ok"}

@@ -99,7 +99,7 @@ def test_whatever_is_sent_only_declared_answers_come(in_process):
     seen = set()
 
     # Enough, and always the same, to come by each kind of answer.
-    @settings(max_examples=max(300, settings().max_examples), derandomize=True, deadline=None, database=None)
+    @settings(max_examples=max(200, settings().max_examples), derandomize=True, deadline=None, database=None)
     @given(requests(document))
     def check(request):
         method, path, operation, options = request

@@ -1,18 +1,21 @@
 """The policies over REST: Pulsar's paths, names and answers, and partial updates that keep unnamed fields."""
 
+import json
+
 import pytest
 
 from ackstate import StoreError
+from ackstate.analysis.admin.app import create_app
 from ackstate.analysis.admin.policy_routes import BrokerPolicies, LevelledPolicies
 from ackstate.errors import CorruptStateError, UnsupportedVersionError
 from ackstate.limits import BrokerDelayedDelivery
 from ackstate.limits.policies import PolicyOwner, PolicyStore
 from ackstate.stores.base import ABSENT
+from topics import Storyteller
 
 NAMESPACE = "/admin/v2/namespaces/public/default"
 TOPIC = "/admin/v2/persistent/public/default/orders"
 LEVELS = [NAMESPACE, TOPIC]
-PULSARS_DEFAULTS = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 0, "fixedDeliveryDelayInMillis": 0}
 
 
 def reason(answer):
@@ -29,136 +32,125 @@ def wrote(answer):
     assert (answer.status_code, answer.content) == (204, b""), answer.text
 
 
-@pytest.mark.parametrize("level", LEVELS)
-class TestDelays:
-    def test_an_update_keeps_what_it_does_not_name(self, ask, level):
-        path = f"{level}/delayedDelivery"
-        wrote(ask("POST", path, json={"active": True, "tickTime": 500, "maxDeliveryDelayInMillis": 60_000}))
-        wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 5_000}))
-        wrote(ask("POST", path, json={"tickTime": 100, "maxDeliveryDelayInMillis": None}))
-        assert ask("GET", path).json() == {
-            "active": True,
-            "tickTime": 100,
-            "maxDeliveryDelayInMillis": 60_000,
-            "fixedDeliveryDelayInMillis": 5_000,
-        }
-
-    def test_an_explicit_zero_disables(self, ask_with, level):
-        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(max_delivery_delay_ms=9_000)))
-        path = f"{level}/delayedDelivery"
-        assert ask("GET", f"{path}?applied=true").json()["maxDeliveryDelayInMillis"] == 9_000
-        wrote(ask("POST", path, json={"maxDeliveryDelayInMillis": 0}))
-        assert ask("GET", path).json() == {"maxDeliveryDelayInMillis": 0}
-        assert ask("GET", f"{path}?applied=true").json()["maxDeliveryDelayInMillis"] == 0
-
-    def test_removed_is_null_again_and_may_be_removed_twice(self, ask, level):
-        path = f"{level}/delayedDelivery"
-        wrote(ask("POST", path, json={"tickTime": 100}))
-        wrote(ask("DELETE", path))
-        wrote(ask("DELETE", path))
-        wrote(ask("POST", path, json={}))
-        assert ask("GET", path).json() is None
-
-    def test_a_fixed_delay_while_inactive_is_refused_with_the_reason(self, ask, level):
-        path = f"{level}/delayedDelivery"
-        answer = ask("POST", path, json={"active": False, "fixedDeliveryDelayInMillis": 5})
-        assert answer.status_code == 412
-        assert "fixedDeliveryDelayInMillis 5" in reason(answer)
-        assert "not active" in reason(answer)
-        wrote(ask("POST", path, json={"fixedDeliveryDelayInMillis": 5}))
-        assert ask("POST", path, json={"active": False}).status_code == 412
-        assert ask("GET", path).json() == {"fixedDeliveryDelayInMillis": 5}
+FIELDS = {
+    "active": "active",
+    "tick": "tickTime",
+    "max": "maxDeliveryDelayInMillis",
+    "fixed": "fixedDeliveryDelayInMillis",
+}
 
 
-class TestLevels:
-    def test_applied_is_the_topics_then_the_namespaces_then_the_brokers(self, ask_with):
-        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(tick_time_ms=7, max_delivery_delay_ms=8)))
-        applied = f"{TOPIC}/delayedDelivery?applied=true"
-        assert ask("GET", applied).json() == PULSARS_DEFAULTS | {"tickTime": 7, "maxDeliveryDelayInMillis": 8}
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"tickTime": 20, "maxDeliveryDelayInMillis": 30}))
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"tickTime": 10}))
-        assert ask("GET", applied).json() == PULSARS_DEFAULTS | {"tickTime": 10, "maxDeliveryDelayInMillis": 30}
-        of_namespace = ask("GET", f"{NAMESPACE}/delayedDelivery?applied=true").json()
-        assert of_namespace == PULSARS_DEFAULTS | {"tickTime": 20, "maxDeliveryDelayInMillis": 30}
-        of_another = ask("GET", "/admin/v2/persistent/public/other/orders/delayedDelivery?applied=true").json()
-        assert of_another == PULSARS_DEFAULTS | {"tickTime": 7, "maxDeliveryDelayInMillis": 8}
-
-    def test_a_topic_may_not_disable_what_its_namespace_enforces(self, ask):
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
-        for body in ({"fixedDeliveryDelayInMillis": 0}, {"active": False}):
-            answer = ask("POST", f"{TOPIC}/delayedDelivery", json=body)
-            assert answer.status_code == 412
-            assert "would switch off a policy of its namespace" in reason(answer)
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}))
-
-    def test_unless_that_is_allowed(self, ask_with):
-        ask = ask_with(broker=BrokerPolicies(topic_may_disable=True))
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}))
-        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json()["fixedDeliveryDelayInMillis"] == 0
-
-    def test_a_namespace_may_not_take_away_what_a_topics_fixed_delay_needs(self, ask_with):
-        ask = ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(active=False)))
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": True}))
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5}))
-        for answer in (
-            ask("POST", f"{NAMESPACE}/delayedDelivery", json={"active": False}),
-            ask("DELETE", f"{NAMESPACE}/delayedDelivery"),
-        ):
-            assert answer.status_code == 412
-            assert "persistent://public/default/orders" in reason(answer)
-        wrote(ask("DELETE", f"{TOPIC}/delayedDelivery"))
-        wrote(ask("DELETE", f"{NAMESPACE}/delayedDelivery"))
-
-    def test_a_topic_may_replace_what_its_namespace_enforces(self, ask):
-        enforced = {"fixedDeliveryDelayInMillis": 5_000, "maxDeliveryDelayInMillis": 1_000}
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json=enforced))
-        own = {"fixedDeliveryDelayInMillis": 1, "maxDeliveryDelayInMillis": 2**63 - 1}
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json=own))
-        assert ask("GET", f"{TOPIC}/delayedDelivery?applied=true").json() == PULSARS_DEFAULTS | own
+class RefusedError(Exception):
+    """An answer with status 412."""
 
 
-class TestAnotherBroker:
-    """Policies that were set under one broker.conf stand under another, which switches delayed delivery off."""
+class PolicyStory(Storyteller):
+    """Steps on a namespace N, its topic T and another topic O: `set N tick=20; applied T -> tick=20`."""
 
-    @pytest.fixture
-    def inactive(self, ask, ask_with):
-        wrote(ask("POST", f"{NAMESPACE}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 5_000}))
-        wrote(ask("POST", f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 1}))
-        return ask_with(broker=BrokerPolicies(BrokerDelayedDelivery(active=False)))
+    paths = {"N": NAMESPACE, "T": TOPIC, "O": "/admin/v2/persistent/public/other/orders"}  # noqa: RUF012 - not changed
 
-    @pytest.mark.parametrize(
-        ("method", "level", "body"),
-        [
-            ("POST", NAMESPACE, {"tickTime": 5}),
-            ("POST", NAMESPACE, {"maxDeliveryDelayInMillis": 10}),
-            ("POST", NAMESPACE, {"active": True}),
-            ("POST", NAMESPACE, {"fixedDeliveryDelayInMillis": 0}),
-            ("DELETE", NAMESPACE, None),
-            ("POST", TOPIC, {"tickTime": 5}),
-            ("POST", TOPIC, {"active": True}),
-            ("DELETE", TOPIC, None),
-        ],
-    )
-    def test_what_breaks_nothing_more_is_done(self, inactive, method, level, body):
-        wrote(inactive(method, f"{level}/delayedDelivery", json=body))
+    def __init__(self, ask_of):
+        self.ask_of = ask_of
+        self.do("broker", ())
 
-    def test_each_owner_is_logged_at_the_start(self, inactive, store, caplog):
-        other = "/admin/v2/namespaces/public/other/delayedDelivery"
-        wrote(inactive("POST", other, json={"active": True, "fixedDeliveryDelayInMillis": 9}))
-        store.metadata.put(PolicyOwner("public", "default", "bad").path, b"{", expected_version=ABSENT)
-        broker = BrokerPolicies(BrokerDelayedDelivery(active=False))
-        caplog.clear()  # Another test in this process may have let it log each change, too.
-        LevelledPolicies(PolicyStore(store.metadata), broker).log_not_kept()
-        assert [(each.levelname, each.getMessage().partition(", has")[0]) for each in caplog.records[:2]] == [
-            ("WARNING", "the fixed delay of public/default, 5000 ms"),
-            ("ERROR", caplog.records[1].getMessage()),
-        ]
-        assert "policies of persistent://public/default/bad" in caplog.records[1].getMessage()
-        assert [each.getMessage() for each in caplog.records[2:]] == [
-            "the fixed delay of persistent://public/default/orders, 1 ms, has no effect: "
-            "delayed delivery is not active (set by the broker)"
-        ]
+    def check(self):
+        pass
+
+    def do(self, verb, words):
+        given = {name: json.loads(value) for name, _, value in (word.partition("=") for word in words if "=" in word)}
+        if verb == "broker":  # another one on the same store
+            self.ask = self.ask_of(" ".join(words), given)
+            return ""
+        path = f"{self.paths[words[0]]}/delayedDelivery"
+        if verb in {"get", "applied"}:
+            found = self.ask("GET", path, params={"applied": "true"} if verb == "applied" else {}).json()
+            if found is None:
+                return "null"
+            told = {name: found[field] for name, field in FIELDS.items() if field in found}
+            usual = {"active": True, "tick": 1_000, "max": 0, "fixed": 0} if verb == "applied" else {}
+            return " ".join(
+                f"{name}={json.dumps(value)}" for name, value in told.items() if value != usual.get(name, "")
+            )
+        body = {FIELDS[name]: value for name, value in given.items()}
+        answer = self.ask("DELETE", path) if verb == "remove" else self.ask("POST", path, json=body)
+        if answer.status_code == 412:
+            raise RefusedError(reason(answer))
+        wrote(answer)
+        return ""
+
+
+BROKERS_OWN = {"active": "active", "tick": "tick_time_ms", "max": "max_delivery_delay_ms"}
+AT_EACH_LEVEL = {
+    "an update keeps what it does not name": "set L active=true tick=500 max=60000; set L fixed=5000; "
+    "set L tick=100 max=null; get L -> active=true tick=100 max=60000 fixed=5000",
+    "an explicit 0 disables": "broker max=9000; applied L -> max=9000; set L max=0; get L -> max=0; applied L -> -",
+    "what was removed is null again, and may be removed twice":
+        "set L tick=100; remove L; remove L; set L; get L -> null",
+    "a fixed delay while inactive is refused": "set L active=false fixed=5 ! RefusedError fixedDeliveryDelayInMillis 5 "
+    "/ not active; set L fixed=5; set L active=false ! RefusedError not active; get L -> fixed=5",
+}  # fmt: skip
+STORIES = {
+    **{f"{name}, {level}": text.replace(" L", f" {level}") for name, text in AT_EACH_LEVEL.items() for level in "NT"},
+    "the topic's applies, then the namespace's, then the broker's": "broker tick=7 max=8; applied T -> tick=7 max=8; "
+    "set N tick=20 max=30; set T tick=10; applied T -> tick=10 max=30; applied N -> tick=20 max=30; "
+    "applied O -> tick=7 max=8",
+    "a topic may not disable what its namespace enforces": "set N fixed=5000; set T fixed=0 ! RefusedError would "
+    "switch off a policy of its namespace; set T active=false ! RefusedError would switch off a policy; set T fixed=1",
+    "unless that is allowed": "broker may_disable; set N fixed=5000; set T fixed=0; applied T -> -",
+    "a namespace may not take away what a topic's fixed delay needs": "broker active=false; set N active=true; "
+    "set T fixed=5; set N active=false ! RefusedError persistent://public/default/orders; "
+    "remove N ! RefusedError persistent://public/default/orders; remove T; remove N",
+    "a topic may replace what its namespace enforces": "set N fixed=5000 max=1000; "
+    "set T fixed=1 max=9223372036854775807; applied T -> max=9223372036854775807 fixed=1",
+    # Policies that were set under one broker.conf stand under another; what breaks nothing more is done.
+    **{
+        f"under another broker: {change}": f"set N fixed=5000; set T fixed=1; broker active=false; {change}"
+        for change in ("set N tick=5", "set N max=10", "set N active=true", "set N fixed=0", "remove N", "set T tick=5",
+                       "set T active=true", "remove T")
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def brokers(standing_store, in_process):
+    """The store of the test that runs, and requests to a broker on it by its settings, which is made once."""
+    current, made = {}, {}
+
+    def ask_of(words, given):
+        if words not in made:
+            delays = BrokerDelayedDelivery(**{BROKERS_OWN[name]: value for name, value in given.items()})
+            broker = BrokerPolicies(delays, topic_may_disable="may_disable" in words)
+            made[words] = in_process(create_app(standing_store(current), broker=broker))
+        return made[words]
+
+    return current, ask_of
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_each_story_has_its_policies(brokers, store, story):
+    brokers[0]["store"] = store
+    PolicyStory(brokers[1]).tell(story)
+
+
+def test_each_owner_is_logged_at_the_start(ask, ask_with, store, caplog):
+    other = "/admin/v2/namespaces/public/other"
+    for path, fixed_ms in ((NAMESPACE, 5_000), (TOPIC, 1)):
+        wrote(ask("POST", f"{path}/delayedDelivery", json={"fixedDeliveryDelayInMillis": fixed_ms}))
+    store.metadata.put(PolicyOwner("public", "default", "bad").path, b"{", expected_version=ABSENT)
+    broker = BrokerPolicies(BrokerDelayedDelivery(active=False))
+    enforced = {"active": True, "fixedDeliveryDelayInMillis": 9}
+    wrote(ask_with(broker=broker)("POST", f"{other}/delayedDelivery", json=enforced))
+    caplog.clear()  # Another test in this process may have let it log each change, too.
+    LevelledPolicies(PolicyStore(store.metadata), broker).log_not_kept()
+    assert [(each.levelname, each.getMessage().partition(", has")[0]) for each in caplog.records[:2]] == [
+        ("WARNING", "the fixed delay of public/default, 5000 ms"),
+        ("ERROR", caplog.records[1].getMessage()),
+    ]
+    assert "policies of persistent://public/default/bad" in caplog.records[1].getMessage()
+    assert [each.getMessage() for each in caplog.records[2:]] == [
+        "the fixed delay of persistent://public/default/orders, 1 ms, has no effect: "
+        "delayed delivery is not active (set by the broker)"
+    ]
 
 
 @pytest.mark.parametrize("policy", ["becomeOldAckRecordSeconds", "maxUnPersistAckRecordsBytes"])

@@ -13,15 +13,13 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ackstate import BatchIndexes, DeletedRanges, Position
 from ackstate.analysis.admin_client import AdminServer, PulsarAdmin
 from ackstate.analysis.pulsar import exporter
-from ackstate.analysis.pulsar.durable import DurableState
 from ackstate.analysis.pulsar.exporter import Collection, Collector, ExporterCollector
 from ackstate.analysis.pulsar.sources import LiveBroker
 from command_line import ENTRY, run
 from promql import check_query, samples_of, texts_of
-from pulsar_admin import PATH, TOPIC, serving, topic_answers
+from pulsar_admin import PATH, TOPIC, Durable, serving, state, topic_answers
 
 SHIPPED = files("ackstate.analysis.pulsar")
 DASHBOARD = json.loads(SHIPPED.joinpath("dashboard.json").read_text())
@@ -53,22 +51,12 @@ def value(samples, name, **labels):
     return found
 
 
-class Durable:
-    """A reader of what is durable: of each cursor, some acks of the recorded topic."""
-
-    def __init__(self, *runs):
-        self._deleted = DeletedRanges()
-        for first, end in runs:
-            self._deleted.add_run(3, first, end)
-
-    def read(self, names):
-        return {name: DurableState(Position(3, -1), self._deleted, BatchIndexes(), (1, 4, 1)) for name in names}
-
-
 # --- Exported metrics
 
 
-@pytest.mark.parametrize(("reader", "expected", "is_exact"), [(None, 30, 0), (Durable((1, 2), (3, 4)), 28, 1)])
+@pytest.mark.parametrize(
+    ("reader", "expected", "is_exact"), [(None, 30, 0), (Durable(state([1, 3], place=(4, 1))), 28, 1)]
+)
 def test_the_number_of_a_look_is_that_of_the_snapshot(exported, reader, expected, is_exact):
     with serving() as broker:
         (samples,) = exported(broker.url, reader=reader)
@@ -85,7 +73,7 @@ def test_the_number_of_a_look_is_that_of_the_snapshot(exported, reader, expected
 
 def test_a_metadata_store_that_cannot_be_opened_is_tried_again_with_the_settings(monkeypatch):
     """Each look says why what is durable is unknown."""
-    opened = [(None, "no route"), (Durable(), "")]
+    opened = [(None, "no route"), (Durable(state(place=(4, 1))), "")]
     with serving() as broker, PulsarAdmin(AdminServer(broker.url, timeout_s=5)) as admin:
         collector = Collector(LiveBroker(admin), lambda _found: opened.pop(0))
         for _ in range(2):
@@ -185,8 +173,7 @@ def test_only_names_that_match_are_looked_at(exported, only, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_clusters_until_a_signal(number):
+def test_it_serves_clusters_until_a_signal():
     with serving() as broker, serving() as other:
         other.answers["/admin/v2/tenants"] = (503, b"", {})
         command = [
@@ -217,7 +204,7 @@ def test_it_serves_clusters_until_a_signal(number):
             assert get("/health") == (200, "ok\n")
             assert get("/ready") == (503, f"not listed: {west}\n")
         finally:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "")
         assert "ackstate: east: the metadata store is not read\n" in err
