@@ -17,7 +17,7 @@ from ackstate.stores.bookkeeper import BookKeeperStore
 from ackstate.stores.bookkeeper_client import Replication
 from benchmarks.measurement import Against, BenchmarkReport, Spread, TimedPart, Timing, run, timed_in_turn
 from crash.bookkeeper_cluster import JARS, LEDGERS_ROOT, bookkeeper_options, running_cluster
-from crash.zookeeper_server import java_program
+from java_server import java_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

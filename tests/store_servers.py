@@ -2,20 +2,17 @@
 
 import json
 import os
-import socket
-import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from java_server import ONE_COMPILER, JavaServer, listens
 from spark_daemons import environment_of
 
 KEY, SECRET = "test-key", "test-secret"
 _JARS = Path(sys.prefix, "share", "ackstate", "stores")
-_STARTS_WITHIN_S = 120
 
 
 def jars_of(name):
@@ -35,19 +32,6 @@ def pyspark_jars(*patterns):
     return found
 
 
-class RunningStore:
-    """A store that runs.
-
-    Attributes:
-        url: Of an empty directory.
-        environment: The variables that a client of it needs.
-        process: Its process.
-    """
-
-    def __init__(self, url, environment, process):
-        self.url, self.environment, self.process = url, environment, process
-
-
 @contextmanager
 def hdfs(directory):
     """Start HDFS."""
@@ -55,11 +39,13 @@ def hdfs(directory):
         "hadoop-client-api-3.5.0.jar", "hadoop-client-runtime-3.5.0.jar", "slf4j-api-*.jar", "jcl-over-slf4j-*.jar",
         "snappy-java-*.jar",
     )]  # fmt: skip
-    details, environment = directory / "details.json", environment_of({})
-    words = ["-format", "-datanodes", "1", "-nnport", "0", "-httpport", "0", "-writeDetails", str(details)]
-    with _running(directory, jars, "org.apache.hadoop.test.MiniDFSClusterManager", words) as (process, await_that):
-        await_that(lambda: details.exists() and details.read_text().endswith("}"))
-        yield RunningStore(f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}", environment, process)
+    details = directory / "details.json"
+    words = ["-format", "-datanodes", "1", "-nnport", "0", "-httpport", "0", "-writeDetails", details]
+    server = StoreServer(directory, jars, "org.apache.hadoop.test.MiniDFSClusterManager", *words)
+    with server.running(lambda: details.exists() and details.read_text().endswith("}")):
+        server.url = f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
+        server.environment = environment_of({})
+        yield server
 
 
 @contextmanager
@@ -67,16 +53,15 @@ def s3(directory):
     """Start a server of S3 with an empty bucket."""
     from pyarrow.fs import S3FileSystem
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     (directory / "data" / "bucket").mkdir(parents=True)
+    words = ["--properties", directory / "s3.conf"]
+    server = StoreServer(directory, jars_of("s3proxy"), "org.gaul.s3proxy.Main", *words)
     settings = {
-        "s3proxy.authorization": "aws-v2-or-v4", "s3proxy.endpoint": f"http://127.0.0.1:{port}",
+        "s3proxy.authorization": "aws-v2-or-v4", "s3proxy.endpoint": f"http://{server.hosts}",
         "s3proxy.identity": KEY, "s3proxy.credential": SECRET, "jclouds.provider": "filesystem-nio2",
         "jclouds.filesystem.basedir": str(directory / "data"),
     }  # fmt: skip
-    (directory / "s3.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    server.configure("s3.conf", settings)
     client_settings = {
         "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": settings["s3proxy.endpoint"],
         "AWS_REGION": "us-east-1",
@@ -86,39 +71,36 @@ def s3(directory):
         # The workers of a cluster that was started before have not inherited them.
         **{f"spark.executorEnv.{name}": value for name, value in client_settings.items()},
     }  # fmt: skip
-    environment = environment_of(spark_settings) | client_settings
-    words = ["--properties", str(directory / "s3.conf")]
-    with _running(directory, jars_of("s3proxy"), "org.gaul.s3proxy.Main", words) as (process, await_that):
-        client = S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=settings["s3proxy.endpoint"])
-        await_that(lambda: _listens(port))
+    with server.running(lambda: listens(server.port)):
+        endpoint = settings["s3proxy.endpoint"]
+        client = S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=endpoint)
         assert client.get_file_info("bucket").is_file is False
-        yield RunningStore("s3a://bucket", environment, process)
+        server.url, server.environment = "s3a://bucket", environment_of(spark_settings) | client_settings
+        yield server
 
 
-def _listens(port):
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+class StoreServer(JavaServer):
+    """A store that runs.
 
+    Attributes:
+        url: Of an empty directory.
+        environment: The variables that a client of it needs.
+    """
 
-@contextmanager
-def _running(directory, jars, main, words):
-    """Run a Java program, and end it by its process id."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
-    log = directory / "server.log"
-    command = [java, "-XX:TieredStopAtLevel=1", "-Xmx512m", "-cp", os.pathsep.join(jars), main, *words]
-    with log.open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, cwd=directory)
+    url, environment = "", {}
 
-    def await_that(is_ready):
-        deadline = time.monotonic() + _STARTS_WITHIN_S
-        while not is_ready():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+    def __init__(self, directory, jars, main, *words):
+        super().__init__(directory)
+        self.main = "-cp", os.pathsep.join(jars), main, *map(str, words)
 
-    try:
-        yield process, await_that
-    finally:
-        process.kill()
-        process.wait()
+    def arguments(self):
+        return ONE_COMPILER, "-Xmx512m", *self.main
+
+    @contextmanager
+    def running(self, serves):
+        self.launch()
+        try:
+            self.wait_until(serves, within_s=120)
+            yield self
+        finally:
+            self.kill()

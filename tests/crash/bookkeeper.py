@@ -305,7 +305,7 @@ class _Story:
                 for bookie in killed:
                     bookie.kill()
                 self.pause(0.5)
-            self._check_refusal([bookie.name for bookie in killed])
+            self._check_refusal([bookie.hosts for bookie in killed])
         finally:
             self._cluster.revive()
         self.check_stale(self.owner, self.opened())

@@ -1,13 +1,13 @@
 """A private real BookKeeper cluster: ZooKeeper and bookies, each in its own process, killed and restarted at will."""
 
 import shutil
-import socket
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ackstate.analysis.crash.runs import LayerSkippedError
-from crash.zookeeper_server import JavaServer, ZooKeeperServer
+from crash.zookeeper_server import ZooKeeperServer
+from java_server import ONE_COMPILER, JavaServer, listens
 
 JARS = Path(sys.prefix, "share", "ackstate", "servers", "bookkeeper")
 """Where `.ci/setup bookkeeper` puts BookKeeper with its dependencies."""
@@ -36,14 +36,13 @@ _BOOKIE_SETTINGS = {
     "diskUsageLwmThreshold": 0.997,
 }
 _CLIENT_SETTINGS = {"addEntryTimeoutSec": "2", "readEntryTimeoutSec": "2"}
-_ONE_COMPILER = "-XX:TieredStopAtLevel=1"  # Java starts in three quarters of the time.
 
 
 def bookkeeper_options(client=None):
     from ackstate.stores.bookkeeper import BookKeeperOptions
     from ackstate.stores.bookkeeper_client import JVM_OPTIONS
 
-    options = (*JVM_OPTIONS, _ONE_COMPILER)
+    options = (*JVM_OPTIONS, ONE_COMPILER)
     return BookKeeperOptions(class_path=str(JARS), jvm_options=options, settings=_CLIENT_SETTINGS, client=client)
 
 
@@ -113,8 +112,8 @@ class BookKeeperCluster:
             for bookie in bookies:
                 bookie.launch()
             for bookie in bookies:
-                bookie.wait_until(lambda name=bookie.name: _is_registered(client, name, before))
-                bookie.wait_until(bookie.is_reachable)
+                bookie.wait_until(lambda name=bookie.hosts: _is_registered(client, name, before))
+                bookie.wait_until(lambda port=bookie.port: listens(port))
 
     def _new_bookie(self):
         self._bookie_count += 1
@@ -137,24 +136,12 @@ class Bookie(JavaServer):
         }
         self.configure("bookie.conf", settings)
 
-    @property
-    def name(self):
-        """Its name in the cluster."""
-        return self.hosts
-
     def arguments(self):
         return (
-            *("-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m"),
+            *(ONE_COMPILER, "-cp", f"{JARS}/*", "-Xmx128m", "-XX:MaxDirectMemorySize=128m"),
             *("-Dlog4j2.level=WARN", "-Dlog4j2.StatusLogger.level=OFF"),
             *("org.apache.bookkeeper.server.Main", "--conf", str(self.directory / "bookie.conf")),
         )
-
-    def is_reachable(self):
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
-            return False
-        return True
 
 
 @contextmanager

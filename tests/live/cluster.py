@@ -7,7 +7,8 @@ import urllib.error
 import urllib.request
 from urllib.parse import quote
 
-from live.java_process import JavaProcess, free_port, listens, write_settings
+from java_server import free_port, listens
+from live.java_process import JavaProcess
 
 NAME = "standalone"
 _LOADS_WITHIN_S = 60
@@ -48,26 +49,26 @@ class Cluster:
     def __init__(self, directory, *, bookie_count=1, is_compiled=False):
         self.directory, self._is_compiled = directory, is_compiled
         directory.mkdir(parents=True, exist_ok=True)
-        self.service_port, self.web_port, self._zookeeper_port = free_port(), free_port(), free_port()
+        self.service_port, self.web_port = free_port(), free_port()
         self.service_url = f"pulsar://127.0.0.1:{self.service_port}"
         self.web_url = f"http://127.0.0.1:{self.web_port}"
-        self.hosts = f"127.0.0.1:{self._zookeeper_port}"
         self.broker = None
         self._quorum = min(2, bookie_count)
         self._zookeeper = self._make_zookeeper()
+        self.hosts = self._zookeeper.hosts
         self.bookies = [self._make_bookie(number) for number in range(bookie_count)]
 
     def start(self, **broker_settings):
         """Start everything."""
-        self._zookeeper.start(lambda: listens(self._zookeeper_port))
+        self._zookeeper.start(lambda: listens(self._zookeeper.port))
         store = f"zk:{self.hosts}"
         JavaProcess(
             self.directory, "set-up", _SET_UP, "--cluster", NAME, "--metadata-store", store,
             "--configuration-metadata-store", store, "--web-service-url", self.web_url,
             "--broker-service-url", self.service_url,
         ).run()  # fmt: skip
-        for bookie, port in self.bookies:
-            bookie.start(lambda port=port: listens(port))
+        for bookie in self.bookies:
+            bookie.start(lambda port=bookie.port: listens(port))
         self.start_broker(**broker_settings)
         return self
 
@@ -78,18 +79,17 @@ class Cluster:
         ports = {"brokerServicePort": self.service_port, "webServicePort": self.web_port}
         assert self.broker is None
         path = self.directory / "broker.conf"
-        write_settings(path, _BROKER_SETTINGS | quorum | store | ports | settings)
         self.broker = JavaProcess(
             self.directory, "broker", _BROKER, "-c", path, heap_mib=768, is_compiled=self._is_compiled
         )
+        self.broker.configure(path.name, _BROKER_SETTINGS | quorum | store | ports | settings)
         self.broker.start(self._answers)
 
     def stop(self):
         """End everything."""
         self.kill_broker()
-        for bookie, _ in self.bookies:
-            bookie.end(signal.SIGKILL)
-        self._zookeeper.end(signal.SIGKILL)
+        for server in (*self.bookies, self._zookeeper):
+            server.kill()
 
     def kill_broker(self):
         """End the broker with SIGKILL."""
@@ -142,24 +142,25 @@ class Cluster:
         self.admin("namespaces/public/default/unload", method="PUT")
 
     def _make_zookeeper(self):
+        server = JavaProcess(self.directory, "zookeeper", _ZOOKEEPER, self.directory / "zoo.cfg", heap_mib=128)
         settings = {
-            "tickTime": 1000, "dataDir": self.directory / "zookeeper", "clientPort": self._zookeeper_port,
+            "tickTime": 1000, "dataDir": self.directory / "zookeeper", "clientPort": server.port,
             "clientPortAddress": "127.0.0.1", "admin.enableServer": "false", "maxClientCnxns": 0,
         }  # fmt: skip
-        write_settings(self.directory / "zoo.cfg", settings)
-        return JavaProcess(self.directory, "zookeeper", _ZOOKEEPER, self.directory / "zoo.cfg", heap_mib=128)
+        server.configure("zoo.cfg", settings)
+        return server
 
     def _make_bookie(self, number):
-        port, directory = free_port(), self.directory / f"bookie-{number}"
+        name, directory = f"bookie-{number}.conf", self.directory / f"bookie-{number}"
+        bookie = JavaProcess(self.directory, f"bookie-{number}", _BOOKIE, "--conf", self.directory / name)
         settings = _BOOKIE_SETTINGS | {
-            "bookiePort": port, "metadataServiceUri": f"zk+null://{self.hosts}/ledgers",
+            "bookiePort": bookie.port, "metadataServiceUri": f"zk+null://{self.hosts}/ledgers",
             "journalDirectories": directory / "journal", "ledgerDirectories": directory / "ledgers",
             "indexDirectories": directory / "ledgers", "zkTimeout": 30000,
             "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
         }  # fmt: skip
-        path = self.directory / f"bookie-{number}.conf"
-        write_settings(path, settings)
-        return JavaProcess(self.directory, f"bookie-{number}", _BOOKIE, "--conf", path), port
+        bookie.configure(name, settings)
+        return bookie
 
 
 def _path(topic):

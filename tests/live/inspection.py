@@ -1,6 +1,5 @@
 """`inspect`, `fsck` and `explain` on a live cluster, beside the broker's own statistics; nothing is changed."""
 
-import signal
 import time
 from contextlib import closing
 
@@ -8,9 +7,10 @@ import pulsar
 from kazoo.client import KazooClient
 
 from ackstate import Position
+from java_server import listens
 from live.command import ackstate, ackstate_json
 from live.findings import Section
-from live.java_process import listens, release
+from live.java_process import release
 from live.messages import client_of, publish, receive, subscribe
 
 _TOPICS = {"inspect-a": (400, 2), "inspect-b": (600, 3), "inspect-c": (300, 7)}  # messages, and which are not acked
@@ -18,7 +18,10 @@ _SUBSCRIPTIONS = ("s1", "s2")
 
 
 class Inspection:
-    """The section.
+    """The commands read a cluster whose topics are loaded and have consumers.
+
+    The version of every node of the cursors and of BookKeeper's ledgers is the same before and after, and the broker
+    continues to append to the same cursor ledgers: nothing was written, and nothing fenced.
 
     Args:
         cluster: A started cluster, without the topics.
@@ -27,10 +30,7 @@ class Inspection:
     def __init__(self, cluster):
         self._cluster = cluster
         self.section = Section(
-            "`inspect`, `fsck`, `explain`, `pulsar history` and `pulsar snapshot` beside `internalStats`",
-            "The commands read a cluster whose topics are loaded and have consumers. The version of every node of the"
-            " cursors and of BookKeeper's ledgers is the same before and after, and the broker continues to append to"
-            " the same cursor ledgers: nothing was written, and nothing fenced.",
+            "`inspect`, `fsck`, `explain`, `pulsar history` and `pulsar snapshot` beside `internalStats`"
         )
 
     def run(self):
@@ -143,15 +143,15 @@ class Inspection:
         """Inspect once more while one bookie is dead."""
         if len(self._cluster.bookies) < 3:
             return
-        bookie, port = self._cluster.bookies[0]
-        bookie.end(signal.SIGKILL)
+        bookie = self._cluster.bookies[0]
+        bookie.kill()
         for topic in _TOPICS:
             for cursor in ackstate_json("inspect", f"{url}/public/default/{topic}")["cursors"]:
                 found, where = stats[topic][cursor["subscription"]], f"{topic}, {cursor['subscription']}"
                 shown = (cursor["mark_delete"], cursor["range_count"])
                 theirs = (found["markDeletePosition"], found["totalNonContiguousDeletedMessagesRange"])
                 self.section.compare("states read while one of three bookies is dead", shown, theirs, where=where)
-        bookie.start(lambda: listens(port))
+        bookie.start(lambda: listens(bookie.port))
 
     def _continue(self, consumers, stats):
         """Let the broker append to its cursor ledgers once more."""

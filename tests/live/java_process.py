@@ -4,14 +4,10 @@
 """
 
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-from ackstate.analysis.crash import dying
+from java_server import ONE_COMPILER, JavaServer
 
 JARS = Path(os.environ.get("ACKSTATE_PULSAR_JARS") or Path(sys.prefix, "share", "ackstate", "pulsar"))
 _STARTS_WITHIN_S = 240
@@ -33,26 +29,7 @@ def release():
     return broker.stem.removeprefix("pulsar-broker-")
 
 
-def free_port():
-    """Return a port of the loopback address that no process listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def listens(port):
-    """Return whether a process accepts connections on a port of the loopback address."""
-    with socket.socket() as client:
-        client.settimeout(1)
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def write_settings(path, settings):
-    """Write a file of `key=value` lines."""
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-
-
-class JavaProcess:
+class JavaProcess(JavaServer):
     """One Java program. It ends when this process does, even when this process is killed.
 
     Args:
@@ -65,52 +42,30 @@ class JavaProcess:
     """
 
     def __init__(self, directory, name, main, *words, heap_mib=256, is_compiled=False):
-        self.directory, self.name = directory, name
-        self.log = directory / f"{name}.log"
-        logging = directory / "log4j2.xml"
+        super().__init__(directory, name=name)
+        self._heap_mib, self._is_compiled = heap_mib, is_compiled
+        self.main = main, *map(str, words)
+
+    def arguments(self):
+        logging = self.directory / "log4j2.xml"
         logging.write_text(_LOGGING)
-        home = os.environ.get("JAVA_HOME")
-        self._command = [
-            str(Path(home, "bin", "java")) if home else "java",
-            *(f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC"),
-            "-XX:-UseDynamicNumberOfCompilerThreads" if is_compiled else "-XX:TieredStopAtLevel=1",
+        return (
+            *(f"-Xmx{self._heap_mib}m", "-XX:MaxDirectMemorySize=512m"),
+            "-XX:-UseDynamicNumberOfCompilerThreads" if self._is_compiled else ONE_COMPILER,
             *(word for module in _OPENED for word in ("--add-opens", f"{module}=ALL-UNNAMED")),
             *("-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Dlog4j2.configurationFile={logging}",
-            *("-cp", f"{JARS}/*", main, *map(str, words)),
-        ]
-        self.process = None
+            *("-cp", f"{JARS}/*", *self.main),
+        )
 
-    def start(self, is_ready=None):
+    def start(self, is_ready):
         """Start it, and wait until it is ready."""
-        assert self.process is None
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                dying.command_of(self._command),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
-            )  # fmt: skip
-        deadline_s = time.monotonic() + _STARTS_WITHIN_S
-        while is_ready is not None and not is_ready():
-            assert self.process.poll() is None, f"{self.name} ended, see {self.log}"
-            assert time.monotonic() < deadline_s, f"{self.name} is not ready, see {self.log}"
-            time.sleep(0.1)
-        return self
+        self.launch()
+        self.wait_until(is_ready, within_s=_STARTS_WITHIN_S)
 
     def run(self):
         """Start it, and wait until it has ended with success."""
-        self.start()
+        self.launch()
         status = self.process.wait(timeout=_STARTS_WITHIN_S)
         self.process = None
         assert status == 0, f"{self.name} ended with status {status}, see {self.log}"
-
-    def end(self, how=signal.SIGTERM):
-        """End it; no-op if it was ended."""
-        if self.process is None:
-            return
-        process, self.process = self.process, None
-        process.send_signal(how)
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
