@@ -11,14 +11,12 @@ class Section:
 
     Attributes:
         title: Its heading.
-        says: The procedure, in words.
         counts: Name of a comparison -> how often it agreed, and how often it was made.
         wrong: The comparisons that did not agree, in words.
         notes: Remarks, one a line.
     """
 
     title: str
-    says: str
     counts: dict[str, list[int]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

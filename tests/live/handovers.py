@@ -15,7 +15,11 @@ _OURS, _THEIRS = 15, 12  # acks of each owner in a turn
 
 
 class Handovers:
-    """The section.
+    """A broker and `ManagedCursor` own one cursor in turn, and each acks some messages.
+
+    The broker gives the topic up because it is unloaded, stopped, or killed with SIGKILL; `ManagedCursor` closes the
+    cursor, or leaves it as a killed process does. After each handover the new owner must know every ack and no other. A
+    cursor object that was left open acks and persists once more after the broker has the cursor: it must be refused.
 
     Args:
         cluster: A started cluster, without the topic.
@@ -26,14 +30,7 @@ class Handovers:
         self._rng = random.Random(25)
         self._numbers = {}  # position -> number
         self._acked = set()
-        self.section = Section(
-            "Two owners in turn",
-            f"A broker and `ManagedCursor` own one cursor in turn, {_TURNS} times each, and each acks some messages."
-            " The broker gives the topic up because it is unloaded, stopped, or killed with SIGKILL; `ManagedCursor`"
-            " closes the cursor, or leaves it as a killed process does. After each handover the new owner must know"
-            " every ack and no other. A cursor object that was left open acks and persists once more after the broker"
-            " has the cursor: it must be refused.",
-        )
+        self.section = Section("Two owners in turn")
 
     def run(self):
         """Run it."""

@@ -36,13 +36,16 @@ _POLICIES = {
 
 
 class BrokerKills:
-    """The section.
+    """A broker with the interceptor is killed under each policy, every second time in the middle of acks and messages.
+
+    `ackstate redelivery` answers from the trace that the interceptor's files become; `ackstate pulsar record` polls the
+    cluster once a second all the while. Both must list every crash that lost acks, and no other, and name the entries
+    that the client receives again, but for acks of the last moment. `ackstate pulsar snapshot` looks just before each
+    quiet kill: its one number must be theirs.
 
     Args:
         cluster: A started cluster, without the topics.
     """
-
-    TITLE = "Redelivery of a killed broker"
 
     def __init__(self, cluster):
         self._cluster = cluster
@@ -51,19 +54,7 @@ class BrokerKills:
         self._last = self._snapshot = None  # the policy of the last kill; the snapshot before it if it was quiet
         self._killed_ms = []  # of each kill, before it
         self._came = {}  # topic -> for each kill, the entries that came, and when they were acked
-        kills = _KILLS_PER_POLICY * len(_POLICIES)
-        self.section = Section(
-            self.TITLE,
-            f"A broker with the interceptor is killed {kills} times (SIGKILL), {_KILLS_PER_POLICY} times under each of"
-            f" {len(_POLICIES)} policies: {'; '.join(_POLICIES)}. Each kill concerns {len(SCENARIOS)} topics: Shared,"
-            " Key_Shared whose consumers change, Failover and Exclusive, two partitions, delayed messages, batches with"
-            " and without acks of single messages, cumulative acks, also inside a batch, a compacted topic, messages"
-            " in chunks and an odd name. Every second kill comes in the middle of acks and of other messages."
-            " `ackstate redelivery` answers from the trace that the interceptor's files become. `ackstate pulsar"
-            " record` polls the cluster once a second all the while. Both must list every crash that lost acks, and"
-            " no other, and name the entries that the client receives again, but for acks of the last moment."
-            " `ackstate pulsar snapshot` looks just before each quiet kill: its one number must be theirs.",
-        )
+        self.section = Section("Redelivery of a killed broker")
 
     def run(self):
         """Run it."""

@@ -74,7 +74,11 @@ def publish_topics(cluster):
 
 
 class OpensOurs:
-    """The two sections.
+    """`ManagedCursor` creates the cursors in place, in Pulsar's layout, while no broker owns the topics.
+
+    Then the broker loads them: its `internalStats` are compared with the bytes that we wrote, and the messages that a
+    consumer receives with those that these bytes leave unacked. A client acks more messages of each subscription; when
+    the broker has unloaded the topics, and so written its cursors, we read the unacked messages of each of them.
 
     Args:
         cluster: A started cluster, without the topics.
@@ -85,18 +89,8 @@ class OpensOurs:
         self._places = {}
         self._written = {}  # (topic, subscription) -> mark-delete, deleted, batch, in_record
         self._unacked = {}  # (topic, subscription) -> numbers that no one has acked
-        self.opens = Section(
-            "The broker opens our states",
-            "`ManagedCursor` creates the cursors in place, in Pulsar's layout, while no broker owns the topics. Then"
-            " the broker loads them: its `internalStats` are compared with the bytes that we wrote, and the messages"
-            " that a consumer receives with the messages that these bytes leave unacked.",
-        )
-        self.reads = Section(
-            "We open the states of the broker",
-            "A client acks more messages of each subscription. Then the broker unloads the topics, so that it writes"
-            " its cursors, and we read each of them: the unacked messages must be those that neither of the two has"
-            " acked.",
-        )
+        self.opens = Section("The broker opens our states")
+        self.reads = Section("We open the states of the broker")
 
     def run(self):
         """Run both."""

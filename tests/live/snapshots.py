@@ -42,7 +42,13 @@ _POLICIES = (
 
 
 class Snapshots:
-    """The section.
+    """A broker is killed under each policy, after each subscription was moved in any of many ways.
+
+    `ackstate pulsar snapshot` looks just before, once with the metadata and once without. Both are compared with the
+    entries that were acked in the broker's memory and that its successor does not know, and with those that the client
+    receives again. `ackstate pulsar record` polls all the while: it must list each kill and unload that lost acks, with
+    their entries. What was durable at some moments of a broker's life is compared with the history of the cursor ledger
+    after its death.
 
     Args:
         cluster: A started cluster, without the topics.
@@ -56,18 +62,7 @@ class Snapshots:
         self._states = {}  # (topic, subscription) -> what was durable at some moments of the life of the broker
         self._committed = {}  # (topic, subscription) -> entries acked in committed transactions since the last kill
         self._unacked = {}  # (topic, subscription) -> messages that came and were not acked by the client
-        count = _TOPICS * _SUBSCRIPTIONS
-        self.section = Section(
-            "A snapshot, and what comes back",
-            f"A broker is killed (SIGKILL) with {count} subscriptions, {_KILLS_PER_POLICY} times under each of"
-            f" {len(_POLICIES)} policies. Each subscription is moved by any of: acks with and without holes, skip,"
-            " skip-all, expiry, seek, unload, and one of each topic by acks in committed, aborted and open"
-            " transactions. `ackstate pulsar snapshot` looks just before, once with the metadata and once without. Both"
-            " are compared with the entries that were acked in the broker's memory and that its successor does not"
-            " know, and with those that the client receives again. `ackstate pulsar record` polls all the while: it"
-            " must list each kill and unload that lost acks, with their entries. What was durable at some moments of a"
-            " broker's life is compared with the history of the cursor ledger after its death.",
-        )
+        self.section = Section("A snapshot, and what comes back")
 
     def run(self):
         """Run it."""

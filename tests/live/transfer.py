@@ -15,7 +15,11 @@ _ODD = "move ü+%20~"
 
 
 class Transfer:
-    """The section.
+    """`pulsar export` reads the subscriptions of live topics, with single messages and with partly acked batches.
+
+    The file is imported through the live broker: under another name (a clone), and under its own after the subscription
+    was deleted (a restore). A consumer of the copy must receive exactly the messages that the original has not acked.
+    Imports are also killed with SIGKILL in the middle, and repeated.
 
     Args:
         cluster: A started cluster, without the topics.
@@ -24,14 +28,7 @@ class Transfer:
     def __init__(self, cluster):
         self._cluster = cluster
         self._url = f"pulsar+zk://{cluster.hosts}"
-        self.section = Section(
-            "Export and import",
-            "`pulsar export` reads the subscriptions of live topics, one with single messages and one with batches that"
-            " are partly acked. The file is imported through the live broker: under another name (a clone), and under"
-            " its own after the subscription was deleted (a restore)."
-            " A consumer of the copy must receive exactly the messages that the original has not acked. Imports are"
-            " also killed with SIGKILL in the middle, and repeated.",
-        )
+        self.section = Section("Export and import")
 
     def run(self):
         """Run it."""
