@@ -1,20 +1,145 @@
 """`ackstate fsck` and `ackstate inspect` on real stores: their reports come true, and they change no byte."""
 
 import json
+import sqlite3
+import struct
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import google_crc32c
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ackstate import Position, Repair, SqliteStore, UnreadableCursorError
+from ackstate import CursorConfig, Format, ManagedCursor, Message, Position, Repair, SqliteStore, UnreadableCursorError
+from ackstate.cursor.journal import cursor_owner, cursor_path
+from ackstate.stores.sqlite import SEAL_BYTES
+from ackstate.topic import MessageLog
 from ackstate.wire import native
-from command_line import assert_one_line, run, tree
+from command_line import assert_one_line, run, run_apart, tree
 from pulsar_nodes import CURSOR_RECORD, layout_of, new_nodes
 from pulsar_nodes import TOPIC as PULSAR_TOPIC
-from sample_store import DATABASE, ENTRY, FORMATS, NAMES, RECORD, TOPIC, StoreDamage, filled, fsck, opened
+
+TOPIC = "persistent://a/b/orders"
+NAMES = ("audit", "billing")
+FORMATS = {"audit": Format.PULSAR, "billing": Format.NATIVE}
+DATABASE = "ackstate.sqlite3"
+RECORD = "UPDATE metadata SET data = ? WHERE path = ?"
+ENTRY = "UPDATE entries SET data = ? WHERE ledger_id = ? AND last_id = ?"
+
+
+def fill(store):
+    """Publish, and let a cursor of each format persist five times."""
+    log = MessageLog.open(store, topic=TOPIC)
+    log.publish([Message(b"")] * 100)
+    for name in NAMES:
+        cursor = opened(store, name)
+        for number in range(5):
+            cursor.ack_entries(log.ledgers.current_ledger_id, [10 * number + 2, 10 * number + 4], now_ms=0)
+            cursor.persist(now_ms=0)
+        cursor.mark_delete(Position(log.ledgers.current_ledger_id, 2), now_ms=0, properties={"step": 9})
+        cursor.persist(now_ms=0)
+
+
+def filled(path):
+    """Make the store in a directory, and close it."""
+    with closing(SqliteStore(path)) as store:
+        fill(store)
+    return path
+
+
+def opened(store, name, **options):
+    return ManagedCursor.open(
+        store,
+        topic=TOPIC,
+        subscription=name,
+        ledgers=MessageLog.open(store, topic=TOPIC).ledgers,
+        config=CursorConfig(format=FORMATS[name]),
+        now_ms=0,
+        **options,
+    )
+
+
+class StoreDamage:
+    """Changes a closed store behind its back."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def do(self, statement, *values):
+        with closing(sqlite3.connect(self.path / DATABASE)) as connection, connection:
+            return connection.execute(statement, values).fetchall()
+
+    def journal(self, name="billing"):
+        """The ledger's id and its entries."""
+        owner = cursor_owner(cursor_path(TOPIC, name))
+        ((ledger_id,),) = self.do("SELECT id FROM ledgers WHERE owner = ?", owner)
+        rows = self.do("SELECT data FROM entries WHERE ledger_id = ? ORDER BY last_id", ledger_id)
+        return ledger_id, [row[8:-SEAL_BYTES] for (row,) in rows]
+
+    def write_entry(self, ledger_id, sequence, data):
+        """As the store would have written it: the cursor has to find the damage."""
+        key = struct.pack("<cqq", b"E", ledger_id, sequence)
+        self.do(ENTRY, self.sealed(key, struct.pack("<II", 1, len(data)) + data), ledger_id, sequence)
+
+    def sealed(self, key, data):
+        ((salt,),) = self.do("SELECT salt FROM identity")
+        return data + google_crc32c.value(salt + key + data).to_bytes(SEAL_BYTES, "little")
+
+    def flip(self, sequence, *, name="billing", byte=40):
+        ledger_id, entries = self.journal(name)
+        self.write_entry(ledger_id, sequence, flipped(entries[sequence], byte))
+
+    def flip_row(self, sequence):
+        """Behind the back of the store, too."""
+        ledger_id, entries = self.journal()
+        self.do(ENTRY, bytes(8) + flipped(entries[sequence], 40) + b"seal", ledger_id, sequence)
+
+    def flip_record_row(self):
+        ((row,),) = self.do("SELECT data FROM metadata WHERE path = ?", cursor_path(TOPIC, "billing"))
+        self.do(RECORD, flipped(row, 9), cursor_path(TOPIC, "billing"))
+
+    def tear(self):
+        ledger_id, entries = self.journal()
+        self.write_entry(ledger_id, len(entries) - 1, entries[-1][:-9])
+
+    def flip_record(self, name="billing"):
+        path = cursor_path(TOPIC, name)
+        ((row, version),) = self.do("SELECT data, version FROM metadata WHERE path = ?", path)
+        self.do(
+            RECORD, self.sealed(struct.pack("<cq", b"V", version) + path.encode(), flipped(row[:-SEAL_BYTES], 9)), path
+        )
+
+    def delete_record(self, name="billing"):
+        self.do("DELETE FROM metadata WHERE path = ?", cursor_path(TOPIC, name))
+
+    def delete_journal(self, name="billing"):
+        ledger_id, _ = self.journal(name)
+        self.do("DELETE FROM entries WHERE ledger_id = ?", ledger_id)
+        self.do("DELETE FROM ledgers WHERE id = ?", ledger_id)
+
+    def lose_an_entry(self):
+        ledger_id, _ = self.journal()
+        self.do("DELETE FROM entries WHERE ledger_id = ? AND last_id = 2", ledger_id)
+
+
+def flipped(data, byte):
+    changed = bytearray(data)
+    changed[byte % len(data)] ^= 0x21
+    return bytes(changed)
+
+
+def fsck(capsys, path):
+    """Check a store, see that it was not touched, and return the status and, by subscription, the findings."""
+    before = tree(path)
+    outcome = run(capsys, "fsck", path, "--json")
+    assert tree(path) == before
+    assert outcome.err == ""
+    answer = json.loads(outcome.out)
+    assert answer["store"] == str(path)
+    assert answer["problems"] == sum(len(cursor["problems"]) for cursor in answer["cursors"])
+    return outcome.status, {cursor["subscription"]: cursor for cursor in answer["cursors"]}
 
 
 @pytest.fixture
@@ -172,7 +297,7 @@ def test_a_store_above_copy_bytes_max_is_refused_in_one_line(path, temporary, ca
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 30), st.integers(0, 300), st.integers(1, 255))
 def test_any_changed_byte_is_told_without_a_traceback(path, capsys, which, at, mask):
     statements = {"SELECT path, data FROM metadata ORDER BY path": RECORD}
@@ -251,3 +376,11 @@ def test_a_batch_and_cursor_properties_are_shown(path, capsys):
     out = run(capsys, "inspect", path, "--subscription=billing").out
     assert "1:60: 2 unacked" in out
     assert "owner = north" in out
+
+
+@pytest.mark.slow
+def test_the_command_itself_says_it_by_its_status(path):
+    assert run_apart("fsck", path).status == 0
+    StoreDamage(path).flip(3)
+    outcome = run_apart("fsck", path)
+    assert (outcome.status, outcome.err) == (1, "")

@@ -30,11 +30,10 @@ def pulsar(**settings):
     return PULSAR_4_2 | settings
 
 
-def estimate(expected, writes, most=None):
+def estimate(expected, writes, blocked_ms=0):
     numbers = dict.fromkeys(Estimate.__dataclass_fields__, 0) | {"expected": expected, "write_count": writes}
-    names = {"scope": "total", "namespace": "", "topic": "", "subscription": ""}
-    most = int(expected) if most is None else most
-    return numbers | names | {"duration_ms": 1_000, "bytes_written": writes, "max": most, "p99": most}
+    numbers |= dict.fromkeys(("max", "p99"), int(expected)) | {"bytes_written": writes, "blocked_ms": blocked_ms}
+    return numbers | {"scope": "total", "namespace": "", "topic": "", "subscription": "", "duration_ms": 1_000}
 
 
 def sweep(*points, recorded=(1_000, 3), current="", target=None):
@@ -253,3 +252,85 @@ def test_a_policy_is_named_with_all_settings_that_vary():
     assert policy_text(policies[0], varied) == "flush every 1 s, keep the lowest ranges first"
     assert all(setting_text(key, text) for key, text in policies[0].texts.items())
     assert set(KEYS) == policies[0].texts.keys()
+
+
+def flush(flush_interval_ms):
+    return {"flush_interval_ms": flush_interval_ms}
+
+
+def test_the_front_is_what_nothing_beats():
+    points = [(flush(4), 50, 10), (flush(3), 6, 60), (flush(2), 5, 50), (flush(1), 1, 100)]
+    result = sweep(*points, recorded=(9, 0))
+    assert [each.is_on_front for each in result.policies] == [False, True, False, True, True]
+    # 5/50 + 50/100 is less than 1/50 + 100/100.
+    assert result.recommendation == (
+        "flush every 0.002 s instead of 0.004 s: 50 -> 5 messages redelivered per broker crash, +40 writes/s, "
+        "+40 bytes/s"
+    )
+    assert result.recommended is not None
+    assert result.recommended.label == "flush_interval_ms=2"
+
+
+def test_the_json_has_the_keys_that_scripts_read():
+    found = sweep((flush(4), 50, 10), (flush(1), 1, 100)).to_json()
+    assert set(found) == {
+        "trace", "crashes_per_day", "baseline", "baseline_source", "recommendation", "recommended", "warnings",
+        "refused", "policies", "rule",
+    }  # fmt: skip
+    policy = found["policies"][0]
+    assert set(policy) == {"policy", "label", "is_on_front", "never_flushed", "estimates"}
+    assert set(policy["estimates"][0]) == {
+        "scope", "namespace", "topic", "subscription", "expected", "p50", "p90", "p99", "max", "max_ts_ms",
+        "not_flushed", "young", "cut_by_ranges", "cut_by_bytes", "cut_by_route", "write_count", "bytes_written",
+        "bytes_kept", "bytes_kept_max", "blocked_ms", "duration_ms", "duplicates_per_day",
+    }  # fmt: skip
+
+
+def test_time_blocked_is_a_price():
+    points = [
+        ({"max_unpersisted_ack_record_bytes": 5_000}, 5, 10, 3_000),
+        ({"max_unpersisted_ack_record_bytes": 9_000}, 5, 10), ({}, 9, 10),
+    ]  # fmt: skip
+    result = sweep(*points, recorded=(9, 0), current="default")
+    assert [each.is_on_front for each in result.policies] == [False, False, True, False]
+    assert result.recommendation.startswith(
+        "stop dispatch at 9,000 bytes not yet durable instead of never stop dispatch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "baseline", "said"),
+    [
+        ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "",
+         "no policy of the grid is better than the current policy (flush every 1 s): 1 messages redelivered per broker "
+         "crash"),
+        ([(flush(1_000), 1, 100), (flush(5_000), 5, 20)], "flush_interval_ms=5000",
+         "flush every 1 s instead of 5 s: 5 -> 1 messages redelivered per broker crash, +80 writes/s, +80 bytes/s"),
+        # The bytes of a recording are not known, nor is the result without a persist.
+        ([(flush(5_000), 5, 20)], "recorded",
+         "flush every 5 s instead of recorded: 9 -> 5 messages redelivered per broker crash"),
+        ([(flush(5_000), 50, 20)], "recorded",
+         "no policy of the grid is better than the current policy (the recorded one): 9 messages redelivered per "
+         "broker crash"),
+        ([(flush(5_000), 5, 20)], "",
+         "no policy of the grid is better than the current policy (flush every 5 s): 5 messages redelivered per broker "
+         "crash"),
+        ([({"range_count_max": 10, "keep": "LOWEST"}, 7, 20), ({"keep": "WIDEST"}, 3, 20)], "",
+         "persist any number of ranges instead of 10 ranges; keep the widest ranges first instead of lowest ranges "
+         "first: 7 -> 3 messages redelivered per broker crash, +0 writes/s, +0 bytes/s"),
+        ([(flush(60_000) | {"become_old_ack_record_seconds": 9}, 41_000, 1), (flush(5_000), 3_400, 2)], "",
+         "flush every 5 s instead of 60 s; hold acks back for 0 s instead of 9 s: 41,000 -> 3,400 "
+         "messages redelivered per broker crash, +1 writes/s, +1 bytes/s"),
+        ([], "", "no policy was compared"),
+    ],
+)  # fmt: skip
+def test_what_is_recommended_is_said_in_words(points, baseline, said):
+    assert sweep(*points, recorded=(9, 0), current=baseline).recommendation == said
+
+
+def test_what_a_recording_does_not_say_is_null_and_not_zero():
+    recorded = sweep(({}, 1, 2), recorded=(9, 0)).to_json()["policies"][0]["estimates"][0]
+    unknown = {name for name, value in recorded.items() if value is None}
+    assert unknown == {"write_count", "bytes_written", "bytes_kept", "bytes_kept_max", "blocked_ms"}
+    counted = sweep(({}, 1, 2), recorded=(9, 7)).to_json()["policies"][0]["estimates"][0]
+    assert counted["write_count"] == 7

@@ -4,8 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from ackstate.analysis.spark import session as of_spark
 from ackstate.analysis.spark.session import readable_failures
 from ackstate.analysis.trace.events import TraceError
+
+
+def test_spark_is_told_of_an_archive_if_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(of_spark, "CLASS_ARCHIVE", tmp_path / "a b.jsa")
+    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    assert not any("Archive" in of_spark._settings("local[2]")[name] for name in names)
+    (tmp_path / "a b.jsa").write_bytes(b"")
+    assert all(f'"-XX:SharedArchiveFile={tmp_path}/a b.jsa"' in of_spark._settings("local[2]")[name] for name in names)
+    assert "spark.executor.extraJavaOptions" not in of_spark._settings("spark://elsewhere:7077")
+
 
 errors = pytest.importorskip("pyspark.errors")
 NO_ROOM = "Caused by: java.io.IOException: No space left on device"

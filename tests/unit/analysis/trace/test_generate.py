@@ -6,11 +6,53 @@ import numpy as np
 import pytest
 
 from ackstate.analysis.trace import generate
-from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.generate import ENTRIES_PER_LEDGER, joined
+from ackstate.analysis.trace.events import CHUNK_EVENTS, EventKind, TraceError
+from ackstate.analysis.trace.generate import ENTRIES_PER_LEDGER, TracePlan, joined, make_trace
+from ackstate.analysis.trace.parquet import check_trace, trace_files
 from ackstate.analysis.workloads.traffic import UNACKED_MAX, WORKLOADS
-from command_line import assert_one_line, run
-from trace_files import plan_of
+from trace_files import plan_of, read_rows
+
+
+def rows_of(path):
+    tables = [read_rows(file) for file in trace_files(path)]
+    return sorted((row for table in tables for row in table), key=lambda row: tuple(row.values())[:3])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_number_of_cores_changes_nothing(spark, tmp_path, monkeypatch):
+    plan = TracePlan("mixed_delays", 60_000, subscriptions=3, topics=2, flush_interval_ms=200)
+    for cores in (1, 2):
+        monkeypatch.setattr(generate, "_cores", lambda _, cores=cores: cores)
+        monkeypatch.setattr(generate, "_FILES_PER_CORE", 1)
+        made = make_trace(spark, plan, tmp_path / str(cores))
+        assert (made.events, made.files) == (60_000, cores)
+        check_trace(tmp_path / str(cores))
+    rows = rows_of(tmp_path / "1")
+    assert rows == rows_of(tmp_path / "2")
+    assert sum(len(row["kind"]) for row in rows if row["subscription"]) == 60_000
+    assert all(len(row["kind"]) == CHUNK_EVENTS for row in rows if row["chunk"] == 0 and row["subscription"])
+    assert all(row["first_seq"] == CHUNK_EVENTS * row["chunk"] for row in rows)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_worker_that_fails_leaves_what_stood_there(spark, tmp_path, monkeypatch):
+    from ackstate.analysis.spark.session import readable_failures
+
+    plan = plan_of("in_order", 20_000)
+    make_trace(spark, plan, tmp_path / "trace")
+    before = rows_of(tmp_path / "trace")
+
+    def fails(_batches, **_settings):
+        raise OSError("no room")
+
+    monkeypatch.setattr(generate, "_make", fails)
+    with pytest.raises(TraceError, match=r"cannot write it.*no room"), readable_failures(tmp_path, work="write"):
+        make_trace(spark, plan_of("in_order", 30_000), tmp_path / "trace")
+    assert rows_of(tmp_path / "trace") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
 
 PUBLISH, DELIVER, ACK = EventKind.PUBLISH, EventKind.DELIVER, EventKind.ACK
 EVENTS = 25_000
@@ -135,13 +177,3 @@ def test_events_and_topics_are_spread_over_the_subscriptions():
 def test_a_plan_that_cannot_be_is_refused(settings, naming):
     with pytest.raises(ValueError, match=naming):
         plan_of(**settings)
-
-
-def test_bad_options_are_one_line_and_write_nothing(capsys, tmp_path):
-    pytest.importorskip("pyspark")
-    for options, naming in (
-        (["x", "--events", "1e3"], "got 'x'"), (["in_order", "--events", "1.5"], "whole number"),
-    ):  # fmt: skip
-        outcome = run(capsys, "trace", "generate", tmp_path / "trace", "--workload", *options)
-        assert_one_line(outcome, naming)
-    assert not list(tmp_path.iterdir())

@@ -8,23 +8,86 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ackstate import CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
+from ackstate import AckStateError, CursorConfig, LedgerMap, ManagedCursor, MemoryStore, Position
 from ackstate.analysis.estimate.engine import LocalSource
 from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay.acked import EventChunk
 from ackstate.analysis.replay.curves import RedeliveryFold
-from ackstate.analysis.trace.check import check_events
 from ackstate.analysis.trace.convert import convert
-from ackstate.analysis.trace.events import EventKind
-from ackstate.analysis.trace.recording import EntrySet, Recording, histories, read_recording
+from ackstate.analysis.trace.events import Event, EventKind, TraceError
+from ackstate.analysis.trace.recording import (
+    EntrySet,
+    Frame,
+    Recorder,
+    Recording,
+    histories,
+    read_recording,
+    torn_bytes,
+)
 from ackstate.cursor import CursorListener, persist_all
 from ackstate.cursor.formats import Format
 from ackstate.selection import Keep
 from ackstate.stores.base import StoreError
 from ackstate.stores.memory import Fault, FaultKind
 from topics import NumberedTopic
-from trace_files import crashes_of, subscriptions_of
 from traces import replay
+
+ACK = Event(5, EventKind.ACK, 3, 7, 7, 1)
+FRAMES = [
+    Frame("t", "s", [ACK]),
+    Frame("t", "", [Event(6, EventKind.PUBLISH, 2**63 - 1, 0, 2**32 - 1, -1)]),
+    Frame("persistent://ü", "a/b", [ACK, Event(-1, EventKind.CRASH)]),
+]
+
+
+def record(directory, frames):
+    with Recorder(directory) as recorder:
+        for frame in frames:
+            recorder.record(*frame)
+    return recorder.path
+
+
+def test_a_frame_is_readable_before_the_recorder_is_closed(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        recorder.record(*FRAMES[0])
+        assert list(read_recording(tmp_path)) == FRAMES[:1]
+
+
+def test_a_cut_anywhere_leaves_the_whole_frames_before_it(tmp_path):
+    path = record(tmp_path, FRAMES)
+    whole = path.read_bytes()
+    assert torn_bytes(path) == 0
+    seen, ends = [], {}
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        found = list(read_recording(tmp_path))
+        assert found == FRAMES[: len(found)]
+        seen.append(len(found))
+        # Of a header that is cut short nothing is missing.
+        begin = ends.setdefault(len(found), max(length, 12))
+        assert torn_bytes(path) == max(0, length - begin)
+    assert sorted(set(seen)) == list(range(len(FRAMES)))
+
+
+def test_a_flipped_bit_of_each_byte_is_found_and_named(tmp_path):
+    path = record(tmp_path, FRAMES)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        with pytest.raises(AckStateError, match=r"000001\.events"):
+            list(read_recording(tmp_path))
+
+
+def test_a_directory_without_a_recording_and_other_kinds_of_events_are_refused(tmp_path):
+    with pytest.raises(TraceError, match="no recording here"):
+        list(read_recording(tmp_path))
+    record(tmp_path, FRAMES)
+    record(tmp_path, [Frame("t", "s", [Event(1, 15)])])
+    with pytest.raises(TraceError, match=r"000002\.events: the frame at byte 12 is invalid: 15 is not a valid"):
+        list(read_recording(tmp_path))
+
 
 TOPIC, NAME = "persistent://public/default/t", "s"
 CONFIGS = {
@@ -271,23 +334,6 @@ def test_a_cursor_is_followed_once_and_by_a_name(tmp_path):
         recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
         with pytest.raises(ValueError, match="one listener of class"):
             recording.follow(cursor, topic=TOPIC, subscription=NAME, now_ms=0)
-
-
-@pytest.mark.slow
-def test_the_estimate_says_what_the_cursor_said_at_each_crash(tmp_path):
-    life = lived(tmp_path / "life", CONFIGS["native, young, 2 widest ranges"], 1, steps=400)
-    convert([life.directory], tmp_path / "trace")
-    assert check_events(tmp_path / "trace").kinds["crash"] > 1
-    (found,) = subscriptions_of(tmp_path / "trace")
-    events = events_of(life.directory)
-    # There is one for a millisecond, the last crash of it.
-    crashed = {
-        event.ts_ms: state.redelivery
-        for event, state in zip(events, replay(events), strict=True)
-        if event.kind is EventKind.CRASH
-    }
-    assert {ts_ms: not_written for ts_ms, (not_written, _, _) in crashes_of(found)} == crashed
-    assert sum(crashed.values()) > 0
 
 
 # When a process died
