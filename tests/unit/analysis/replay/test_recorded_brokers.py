@@ -34,7 +34,7 @@ from ackstate.analysis.trace.events import EventKind
 VECTORS = Path(__file__).parents[3] / "vectors"
 FILES = [VECTORS / f"broker-redelivery{name}.jsonl.gz" for name in ("", "-missed", "-typed")]
 LEDGER_MS_MAX = 400
-SHARES = (0, 0.5, 1)
+SHARES = {"clock": (0, 1), "opened": (0, 1), "timer": (0, 0.5, 1)}  # of each window
 # The run, the redelivered messages as measured, the least and the most that the engine gives, the number of sets that
 # it gives, and what was uncertain in that recording. The measured set is always among them.
 RUNS = """
@@ -153,7 +153,7 @@ class RecordedBroker:
     def _courses(self, causes):
         """Yield the times of commands, opening and timer, how long the ledger took, and whether it is one of two."""
         run = self.run
-        shares = [SHARES if cause in causes else (1,) for cause in ("clock", "opened", "timer")]
+        shares = [moments if cause in causes else (1,) for cause, moments in SHARES.items()]
         for clock, cursor, timer in product(*shares):
             times = [_within(command[:2], clock) for command in self.commands]
             times = np.maximum.accumulate(np.array(times, np.int64))
