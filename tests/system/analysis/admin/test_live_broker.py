@@ -159,34 +159,6 @@ def test_explain_reads_a_live_broker(broker, capsys):
     assert_one_line(outcome, "has no open subscription 'unknown'; its subscriptions are: 'billing' of")
 
 
-@pytest.mark.slow
-def test_requests_do_not_disturb_a_busy_broker(broker):
-    """Messages are published and acked in the loop meanwhile, and each answer is of a moment between two tasks."""
-    answered = threading.Event()
-    broker.call(broker.work, ORDERS, "billing", 0)
-
-    async def busy():
-        seed = 0
-        while not answered.is_set():
-            broker.work(ORDERS, "billing", seed := seed + 1)
-            await asyncio.sleep(0)
-
-    traffic = asyncio.run_coroutine_threadsafe(busy(), broker.loop)
-    path = f"{broker.url}/admin/v2/persistent/public/default/orders"
-    counts = set()
-    try:
-        with httpx.Client(trust_env=False) as client:
-            for _ in range(3):
-                answers = [client.get(f"{path}/{kind}") for kind in ("internalStats", "stats", "explain")]
-                assert [each.status_code for each in answers] == [200] * 3
-                counts.add(answers[0].json()["numberOfEntries"])
-    finally:
-        answered.set()
-        traffic.result(timeout=30)
-    assert len(counts) == 3
-    assert not any(count % 360 for count in counts)
-
-
 def test_a_broker_serves_its_state_as_the_guide_has_it(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import closing
 from urllib.parse import quote
 
 import httpx
@@ -12,7 +13,6 @@ import pytest
 
 from ackstate import SqliteStore
 from ackstate.limits.policies import PolicyOwner, PolicyStore
-from command_line import assert_one_line, run_apart
 from waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -22,51 +22,31 @@ NAMESPACE = "/admin/v2/namespaces/public/default"
 TOKEN = "a-token-of-some-length"
 
 
-def without_token():
-    return {name: text for name, text in os.environ.items() if name != "ACKSTATE_ADMIN_TOKEN"}
+def stored_tick_time(path):
+    with closing(SqliteStore(path)) as store:
+        found = PolicyStore(store.metadata).read(PolicyOwner("public", "default", "orders"))
+    return found.policies.delayed_delivery.tick_time_ms
 
 
-class TestLife:
-    def test_it_says_where_it_is_and_ends_cleanly(self, start, tmp_path):
-        for sent in (signal.SIGTERM, signal.SIGINT):
-            with start(tmp_path / "new" / "store", env=without_token()) as server:
-                assert server.url == f"http://127.0.0.1:{server.port}"
-                assert server.told == "no token: only this machine can connect"
-                with server.client() as client:
-                    assert client.get("/healthz").json() == {"status": "ok"}
-                assert server.stop(sent) == (0, "")
-            SqliteStore(tmp_path / "new" / "store").close()
+def is_listening(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionError:
+        return False
+    return True
 
-    def test_policies_survive_a_kill(self, start, tmp_path):
-        """A change answered with 204 is there after SIGKILL, in three lives, each killed while it is written to."""
-        path, known = f"{TOPIC}/delayedDelivery", 0
-        for life in range(3):
-            with start(tmp_path) as server, server.client() as client:
-                found = (client.get(path).json() or {}).get("tickTime", 0)
-                assert known <= found <= known + 1
-                assert (found == 0) == (life == 0)
-                known = self.write_until_killed(server, client, path, begin=found)
 
-    def write_until_killed(self, server, client, path, *, begin):
-        """Write rising numbers, have the server killed after some; return the last one that it said was written."""
-        killer, known = threading.Thread(target=server.process.kill), begin
-        with contextlib.suppress(httpx.TransportError):
-            while client.post(path, json={"tickTime": known + 1}).status_code == 204:
-                known += 1
-                if known == begin + 5:
-                    killer.start()
-        killer.join()
-        assert server.process.wait(30) == -signal.SIGKILL
-        assert known >= begin + 5
-        return known
-
-    def test_settings_come_from_a_broker_conf(self, start, tmp_path):
-        (tmp_path / "broker.conf").write_text(
-            "delayedDeliveryEnabled=false\ndelayedDeliveryTickTimeMillis=250\ndelayedDeliveryMaxDelayInMillis=86400000\n"
-            "becomeOldAckRecordSeconds=30\nmaxUnPersistAckRecordsBytes=2048\n"
-        )
-        options = ("--conf", tmp_path / "broker.conf", "--topic-may-disable")
-        with start(tmp_path / "store", *options) as server, server.client(params={"applied": "true"}) as client:
+def test_it_says_where_it_is_takes_a_broker_conf_and_answers_requests_under_way_before_it_ends(start, tmp_path):
+    (tmp_path / "broker.conf").write_text(
+        "delayedDeliveryEnabled=false\ndelayedDeliveryTickTimeMillis=250\ndelayedDeliveryMaxDelayInMillis=86400000\n"
+        "becomeOldAckRecordSeconds=30\nmaxUnPersistAckRecordsBytes=2048\n"
+    )
+    store, options = tmp_path / "new" / "store", ("--conf", tmp_path / "broker.conf", "--topic-may-disable")
+    environment = {name: text for name, text in os.environ.items() if name != "ACKSTATE_ADMIN_TOKEN"}
+    with start(store, *options, env=environment) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}"
+        assert server.told == "no token: only this machine can connect"
+        with server.client(params={"applied": "true"}) as client:
             assert client.get(f"{TOPIC}/delayedDelivery").json() == {
                 "active": False,
                 "tickTime": 250,
@@ -78,148 +58,128 @@ class TestLife:
             enforced = {"active": True, "fixedDeliveryDelayInMillis": 5}
             assert client.post(f"{NAMESPACE}/delayedDelivery", json=enforced).status_code == 204
             assert client.post(f"{TOPIC}/delayedDelivery", json={"fixedDeliveryDelayInMillis": 0}).status_code == 204
-
-    def test_requests_under_way_are_answered_before_it_ends(self, start, tmp_path):
-        with start(tmp_path) as server:
-            with socket.create_connection(("127.0.0.1", server.port)) as connection:
-                connection.sendall(
-                    f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                    "Content-Length: 14\r\nExpect: 100-continue\r\n\r\n".encode()
-                )
-                assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
-                server.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: not is_listening(server.port))
-                connection.sendall(b'{"tickTime":7}')
-                assert connection.recv(1_000).startswith(b"HTTP/1.1 204 ")
-            assert server.process.wait(30) == 0
-        store = SqliteStore(tmp_path)
-        found = PolicyStore(store.metadata).read(PolicyOwner("public", "default", "orders"))
-        store.close()
-        assert found.policies.delayed_delivery.tick_time_ms == 7
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(
+                f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                "Content-Length: 14\r\nExpect: 100-continue\r\n\r\n".encode()
+            )
+            assert connection.recv(1_000).startswith(b"HTTP/1.1 100 ")
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not is_listening(server.port))
+            connection.sendall(b'{"tickTime":7}')
+            assert connection.recv(1_000).startswith(b"HTTP/1.1 204 ")
+        assert server.process.wait(30) == 0
+    assert stored_tick_time(store) == 7
 
 
-def is_listening(port):
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionError:
-        return False
-    return True
+def test_policies_survive_a_kill(start, tmp_path):
+    """A change answered with 204 is there after SIGKILL, in two lives, each killed while it is written to."""
+    path, known = f"{TOPIC}/delayedDelivery", 0
+    for life in range(2):
+        with start(tmp_path) as server, server.client() as client:
+            found = (client.get(path).json() or {}).get("tickTime", 0)
+            assert known <= found <= known + 1
+            assert (found == 0) == (life == 0)
+            known = write_until_killed(server, client, path, begin=found)
+    assert known <= stored_tick_time(tmp_path) <= known + 1
 
 
-class TestServerTokens:
-    def test_a_token_in_a_file_is_asked_for(self, start, tmp_path):
-        (tmp_path / "token").write_bytes(f" {TOKEN}\r\n".encode())
-        with start(tmp_path / "store", "--token-file", tmp_path / "token", "--host", "0.0.0.0") as server:
-            assert server.told == "bearer token required"
-            url = f"http://127.0.0.1:{server.port}"
-            refused = httpx.get(f"{url}{TOPIC}/delayedDelivery", trust_env=False)
+def write_until_killed(server, client, path, *, begin):
+    """Write rising numbers, have the server killed after some; return the last one that it said was written."""
+    killer, known = threading.Thread(target=server.process.kill), begin
+    with contextlib.suppress(httpx.TransportError):
+        while client.post(path, json={"tickTime": known + 1}).status_code == 204:
+            known += 1
+            if known == begin + 5:
+                killer.start()
+    killer.join()
+    assert server.process.wait(30) == -signal.SIGKILL
+    assert known >= begin + 5
+    return known
+
+
+def test_each_change_is_a_line_of_the_log_that_says_where_from_and_what(start, tmp_path):
+    """Whether a name that would make a line of its own is refused or logged, the server began each line."""
+    (tmp_path / "token").write_bytes(f" {TOKEN}\r\n".encode())
+    with start(tmp_path / "store", "--token-file", tmp_path / "token", "--host", "0.0.0.0") as server:
+        assert server.told == "bearer token required"
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client:
+            refused = client.get(f"{TOPIC}/delayedDelivery")
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
-            headers = {"Authorization": f"Bearer {TOKEN}"}
-            assert httpx.get(f"{url}{TOPIC}/delayedDelivery", headers=headers, trust_env=False).text == "null"
+            client.headers = {"Authorization": f"Bearer {TOKEN}"}
+            assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 5}).status_code == 204
+            assert client.post(f"{NAMESPACE}/delayedDelivery", json={"active": True}).status_code == 204
+            assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 0}).status_code == 412
+            assert client.get(f"{NAMESPACE}/delayedDelivery").status_code == 200
+            assert client.delete(f"{NAMESPACE}/delayedDelivery").status_code == 204
+            path = f"{TOPIC}/becomeOldAckRecordSeconds"
+            assert client.post(path, json=30).status_code == 204
+            assert client.delete(path).status_code == 204
+            assert client.post(path, json=1, headers={"Authorization": "Bearer absent"}).status_code == 401
+            accepted = []
+            for name in ("or\nders", "or\r\nders", "\u2028", "\x1b[2J", "a\u202eb", '","client":"root', "é\u00a0"):
+                path = f"/admin/v2/persistent/public/default/{quote(name, safe='')}/delayedDelivery"
+                status = client.post(path, json={"tickTime": 5}).status_code
+                assert status in {204, 400, 412}
+                accepted += [name] * (status == 204)
+        status, errors = server.stop()
+    entries, _ = server.audited(errors)
+    assert status == 0
+    delays = {"client": "127.0.0.1", "owner": "public/default", "policy": "delayedDelivery"}
+    number = delays | {"owner": "persistent://public/default/orders", "policy": "becomeOldAckRecordSeconds"}
+    assert entries[:5] == [
+        delays | {"action": "POST", "before": None, "after": {"tickTime": 5}},
+        delays | {"action": "POST", "before": {"tickTime": 5}, "after": {"active": True, "tickTime": 5}},
+        delays | {"action": "DELETE", "before": {"active": True, "tickTime": 5}, "after": None},
+        number | {"action": "POST", "before": None, "after": 30},
+        number | {"action": "DELETE", "before": 30, "after": None},
+    ]
+    assert [each["owner"].partition("default/")[2] for each in entries[5:]] == accepted
+    assert TOKEN not in errors
+    assert "absent" not in errors
 
-    def test_an_empty_token_is_not_none(self, tmp_path):
-        outcome = run_apart("serve", "--store", tmp_path / "store", env=without_token() | {"ACKSTATE_ADMIN_TOKEN": ""})
-        assert_one_line(outcome, "ACKSTATE_ADMIN_TOKEN holds no token")
-        assert not (tmp_path / "store").exists()
+
+# --- One server, which answers odd requests and many at once, and then ends
 
 
 @pytest.fixture(scope="module")
-def odd(start, tmp_path_factory):
-    with start(tmp_path_factory.mktemp("odd")) as running:
-        yield running
+def running(start, tmp_path_factory):
+    with start(tmp_path_factory.mktemp("store")) as server:
+        yield server
 
 
-class TestOddRequests:
-    """Requests that no client library sends."""
-
-    def exchange(self, odd, request):
-        with socket.create_connection(("127.0.0.1", odd.port), timeout=10) as connection:
-            connection.sendall(request)
-            answer = connection.recv(100_000)
-        return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else answer
-
-    @pytest.mark.parametrize(
-        ("request_line", "statuses"),
-        [
-            (b"GET /admin/v2/namespaces/\xff\xfe/x/delayedDelivery HTTP/1.1", {400}),
-            (b"GET /admin/v2/namespaces/a/%zz/delayedDelivery HTTP/1.1", {412}),
-            (b"GET http://evil/healthz HTTP/1.1", {400, 404}),
-            (b"GET //evil.example/healthz HTTP/1.1", {404}),
-            (b"GET * HTTP/1.1", {400, 404}),
-            (b"GET healthz HTTP/1.1", {400, 404}),
-            (b"CONNECT evil:1 HTTP/1.1", {400, 404, 405}),
-            (b"GET /healthz\x00 HTTP/1.1", {400}),
-            (b"\x16\x03\x01\x02\x00", {400}),
-        ],
-    )
-    def test_a_strange_request_line_gets_4xx(self, odd, request_line, statuses):
-        request = request_line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        assert self.exchange(odd, request) in statuses
-
-    def test_headers_without_end_are_cut_off(self, odd):
-        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n"
-        assert self.exchange(odd, request) in {400, 431}
-
-    def test_a_chunked_body_without_end_is_cut_off(self, odd):
-        chunks = b"10000\r\n" + b" " * 0x10000 + b"\r\n" + b"1\r\n \r\n0\r\n\r\n"
-        head = (
-            f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n"
-        )
-        assert self.exchange(odd, head.encode() + chunks) == 413
-
-    def test_it_still_answers_and_has_said_nothing(self, odd):
-        with odd.client() as client:
-            assert client.get("/healthz").status_code == 200
-        assert odd.process.poll() is None
+def exchange(server, request):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = connection.recv(100_000)
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/1.1 ") else answer
 
 
-class TestAuditLog:
-    def test_each_change_is_a_line_that_says_where_from_and_what(self, start, tmp_path):
-        (tmp_path / "token").write_text(TOKEN)
-        with start(tmp_path / "store", "--token-file", tmp_path / "token") as server:
-            with server.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
-                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 5}).status_code == 204
-                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"active": True}).status_code == 204
-                assert client.post(f"{NAMESPACE}/delayedDelivery", json={"tickTime": 0}).status_code == 412
-                assert client.get(f"{NAMESPACE}/delayedDelivery").status_code == 200
-                assert client.delete(f"{NAMESPACE}/delayedDelivery").status_code == 204
-                path = f"{TOPIC}/becomeOldAckRecordSeconds"
-                assert client.post(path, json=30).status_code == 204
-                assert client.delete(path).status_code == 204
-                assert client.post(path, json=1, headers={"Authorization": "Bearer absent"}).status_code == 401
-            status, errors = server.stop()
-        entries, _ = server.audited(errors)
-        assert status == 0
-        delays = {"client": "127.0.0.1", "owner": "public/default", "policy": "delayedDelivery"}
-        number = delays | {"owner": "persistent://public/default/orders", "policy": "becomeOldAckRecordSeconds"}
-        assert entries == [
-            delays | {"action": "POST", "before": None, "after": {"tickTime": 5}},
-            delays | {"action": "POST", "before": {"tickTime": 5}, "after": {"active": True, "tickTime": 5}},
-            delays | {"action": "DELETE", "before": {"active": True, "tickTime": 5}, "after": None},
-            number | {"action": "POST", "before": None, "after": 30},
-            number | {"action": "DELETE", "before": 30, "after": None},
-        ]
-        assert TOKEN not in errors
-        assert "absent" not in errors
-
-    def test_a_name_cannot_make_a_line_of_its_own(self, start, tmp_path):
-        """Whether such a name is refused or logged, each line of the log is one that the server began."""
-        names = ["or\nders", "or\r\nders", "\u2028", "\x1b[2J", "a\u202eb", '","client":"root', "é\u00a0"]
-        with start(tmp_path / "store") as server:
-            accepted = []
-            with server.client() as client:
-                for name in names:
-                    path = f"/admin/v2/persistent/public/default/{quote(name, safe='')}/delayedDelivery"
-                    status = client.post(path, json={"tickTime": 5}).status_code
-                    assert status in {204, 400, 412}
-                    accepted += [name] * (status == 204)
-            entries, others = server.audited(server.stop()[1])
-        assert others == []
-        assert [each["owner"].partition("default/")[2] for each in entries] == accepted
+CHUNKED = (
+    f"POST {TOPIC}/delayedDelivery HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n"
+)
+END = b"\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+# Requests that no client library sends, and the statuses of which each gets one.
+ODD = [
+    (b"GET /admin/v2/namespaces/\xff\xfe/x/delayedDelivery HTTP/1.1" + END, {400}),
+    (b"GET /admin/v2/namespaces/a/%zz/delayedDelivery HTTP/1.1" + END, {412}),
+    (b"GET http://evil/healthz HTTP/1.1" + END, {400, 404}),
+    (b"GET //evil.example/healthz HTTP/1.1" + END, {404}),
+    (b"GET * HTTP/1.1" + END, {400, 404}),
+    (b"GET healthz HTTP/1.1" + END, {400, 404}),
+    (b"CONNECT evil:1 HTTP/1.1" + END, {400, 404, 405}),
+    (b"GET /healthz\x00 HTTP/1.1" + END, {400}),
+    (b"\x16\x03\x01\x02\x00" + END, {400}),
+    (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n", {400, 431}),
+    (CHUNKED.encode() + b"10000\r\n" + b" " * 0x10000 + b"\r\n1\r\n \r\n0\r\n\r\n", {413}),
+]
 
 
-# --- Concurrent writers
+@pytest.mark.parametrize(("request_bytes", "statuses"), ODD)
+def test_an_odd_request_gets_4xx(running, request_bytes, statuses):
+    assert exchange(running, request_bytes) in statuses
+
 
 FIELDS = [("delayedDelivery", name) for name in ("tickTime", "maxDeliveryDelayInMillis", "fixedDeliveryDelayInMillis")]
 NUMBERS = [("becomeOldAckRecordSeconds", None), ("maxUnPersistAckRecordsBytes", None)]
@@ -273,10 +233,14 @@ def race(url):
     return len(refused)
 
 
-def test_of_eight_writers_at_once_none_loses_a_write(start, tmp_path):
-    with start(tmp_path) as server:
-        refused = race(server.url)
-        assert refused > 0  # else they were never at it at the same time
-        assert refused < 8 * WRITES
-        status, errors = server.stop()
-        assert (status, server.audited(errors)[1]) == (0, [])
+def test_of_eight_writers_at_once_none_loses_a_write(running):
+    refused = race(running.url)
+    assert refused > 0  # else they were never at it at the same time
+    assert refused < 8 * WRITES
+
+
+def test_after_all_that_it_is_healthy_has_said_nothing_and_ends_at_an_interrupt(running):
+    with running.client() as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+    status, errors = running.stop(signal.SIGINT)
+    assert (status, running.audited(errors)[1]) == (0, [])
