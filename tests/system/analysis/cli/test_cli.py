@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -82,19 +84,22 @@ def test_help_teaches_within_80_columns(monkeypatch, capsys, arguments):
 
 
 @pytest.mark.slow
-def test_help_waits_for_nothing_that_only_a_command_needs():
-    program = "import sys, ackstate.analysis.cli; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
-    heavy = {"pyspark", "pyarrow", "pandas", "fastapi", "uvicorn", "starlette", "pydantic", "httpx", "kazoo"}
-    assert not heavy & set(loaded.split())
+def test_bash_completes_a_command_with_the_script(tmp_path):
+    command = Path(sys.executable).parent / "ackstate"
+    script = f"""
+        PATH={command.parent}:$PATH
+        eval "$(_ACKSTATE_COMPLETE=source_bash ackstate)"
+        COMP_WORDS=(ackstate exp) COMP_CWORD=1
+        function=$(complete -p ackstate | sed 's/.* -F \\(\\S*\\) .*/\\1/')
+        "$function" ackstate
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("explain\n", "")
 
 
-def test_help_names_every_command_and_the_steps_by_hand(capsys):
-    out = run(capsys).out
-    for command in COMMANDS:
-        assert f"\n  {command} " in out
-        assert f"ackstate {command}" in out
-    assert "kill -9 $!" in out
+def test_the_version_is_that_of_the_distribution(capsys):
+    assert run(capsys, "--version") == (0, f"ackstate {version('ackstate')}\n", "")
 
 
 # --- tables
@@ -130,25 +135,6 @@ def test_a_pipe_gets_every_row_in_one_line(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_json_is_all_that_standard_output_gets(tmp_path, capsys):
-    place = killed_broker(tmp_path / "broker")
-    status, out, err = run(capsys, "recover", place.path, "--json")
-    assert (status, err) == (0, "")
-    assert [found["subscription"] for found in json.loads(out)["subscriptions"]] == list(NAMES)
-    status, out, err = run(capsys, "trace", place.recording, tmp_path / "trace", "--json")
-    assert (status, err) == (0, "")
-    assert json.loads(out) == {"trace": str(tmp_path / "trace"), "events": json.loads(out)["events"]}
-
-
-def test_recovering_again_finds_nothing_more(tmp_path, capsys):
-    place = killed_broker(tmp_path / "broker")
-    for redelivers in (True, False, False):
-        told = json.loads(run(capsys, "recover", place.path, "--json").out)
-        assert all((found["observed"] > 0) == redelivers for found in told["subscriptions"])
-        assert all(found["lost"] == found["invented"] == 0 for found in told["subscriptions"])
-
-
-@pytest.mark.slow
 def test_a_lost_ack_is_bad_news(tmp_path, capsys):
     place = killed_broker(tmp_path / "broker")
     killed_broker(tmp_path / "shorter", steps=40)
@@ -159,13 +145,28 @@ def test_a_lost_ack_is_bad_news(tmp_path, capsys):
     assert all(found["lost"] > 0 for found in json.loads(out)["subscriptions"])
 
 
+def recovered(capsys, place):
+    """Recover a killed broker; return what came back of each subscription."""
+    status, out, err = run(capsys, "recover", place.path, "--json")
+    found = json.loads(out)["subscriptions"]
+    assert (status, err, [each["subscription"] for each in found]) == (0, "", list(NAMES))
+    assert all(each["lost"] == each["invented"] == 0 for each in found)
+    return {each["subscription"]: each["observed"] for each in found}
+
+
 @pytest.mark.spark
 @pytest.mark.slow
-def test_by_hand_the_crash_is_predicted_as_it_is_observed(tmp_path, terminal, monkeypatch, capsys):
+def test_by_hand_the_crash_is_predicted_as_it_is_observed_and_the_broker_goes_on(
+    tmp_path, terminal, monkeypatch, capsys
+):
     place = killed_broker(tmp_path / "broker")
-    told = json.loads(run(capsys, "recover", place.path, "--json").out)
-    observed = {found["subscription"]: found["observed"] for found in told["subscriptions"]}
-    assert run(capsys, "trace", place.recording, tmp_path / "trace").status == 0
+    observed = recovered(capsys, place)
+    assert min(observed.values()) > 0
+    status, out, err = run(capsys, "trace", place.recording, tmp_path / "trace", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == {"trace": str(tmp_path / "trace"), "events": json.loads(out)["events"]}
+    assert run(capsys, "redelivery", tmp_path / "trace", "--report", tmp_path / "report.html").status == 0
+    assert "Java" in (tmp_path / "report.html").read_text().split("<h2>")[-1]
     status, out, err = run(capsys, "redelivery", tmp_path / "trace", "--json")
     assert (status, err) == (0, "")
     predicted = {
@@ -175,14 +176,10 @@ def test_by_hand_the_crash_is_predicted_as_it_is_observed(tmp_path, terminal, mo
     lines = shown(terminal, monkeypatch, cli.main, ["redelivery", str(tmp_path / "trace")])
     assert max(map(len, lines)) <= 80
     assert {row[0]: row[-1] for row in cells(lines)} == {name: str(count) for name, count in observed.items()}
-
-
-@pytest.mark.slow
-def test_a_broker_goes_on_where_a_killed_one_was(tmp_path, capsys):
-    place = killed_broker(tmp_path / "broker")
+    for _ in range(2):
+        assert set(recovered(capsys, place).values()) == {0}, "recovering again finds nothing more"
     assert run(capsys, "broker", place.path, "--seconds=0.05") == (0, "ready\n", "")
-    told = json.loads(run(capsys, "recover", place.path, "--json").out)
-    assert all(found["lost"] == found["invented"] == 0 for found in told["subscriptions"])
+    recovered(capsys, place)
 
 
 # --- interrupted, killed

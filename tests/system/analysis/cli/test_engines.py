@@ -1,8 +1,6 @@
 """`--engine local` answers without Java, and as Spark does, to the last digit."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -81,18 +79,14 @@ def test_a_report_costs_no_second_replay(trace, tmp_path, monkeypatch, capsys, w
 
 
 def test_it_needs_neither_java_nor_spark(trace, tmp_path):
-    (tmp_path / "pyspark.py").write_text("raise ImportError('Spark was imported')\n")
+    for name in ("pyspark", "pandas", "py4j"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('Spark was imported')\n")
     words = ["sweep", trace, "--engine", "local", "--set", "flush_interval_ms=10,100",
              "--report", tmp_path / "report.html"]  # fmt: skip
     outcome = run_apart(*words, "--json", env={"PATH": "", "PYTHONPATH": str(tmp_path), "JAVA_HOME": "/nowhere"})
     assert (outcome.status, outcome.err) == (0, "")
     assert len(json.loads(outcome.out)["policies"]) == 3
     assert "Java" not in (tmp_path / "report.html").read_text().split("<h2>")[-1]
-
-
-def test_a_master_is_for_spark_alone(trace, capsys):
-    outcome = run(capsys, "redelivery", trace, "--engine", "local", "--master", "local[2]")
-    assert_one_line(outcome, "--master", "--engine spark")
 
 
 def test_a_refused_trace_is_one_line(trace, capsys):
@@ -126,12 +120,6 @@ def test_all_answer_the_same(spark, tmp_path_factory):
         assert rows[0] == rows[1] == rows[2]
 
     check()
-
-
-def test_a_replay_imports_nothing_of_spark():
-    code = "import sys, ackstate.analysis.estimate.estimates; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"pyspark", "pandas", "py4j"} & set(done.stdout.split())
 
 
 @pytest.mark.spark

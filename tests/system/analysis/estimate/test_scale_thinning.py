@@ -1,23 +1,16 @@
 """Chunks made small before they are brought together: the same answer to the message."""
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import montecarlo
 from ackstate.analysis.estimate import chunks as thinning
-from ackstate.analysis.estimate.estimates import estimates
 from ackstate.analysis.replay import acked
 from ackstate.analysis.replay.policy import Policy
 from ackstate.analysis.replay.subscription_replay import SubscriptionReplay
-from ackstate.analysis.spark.session import readable_failures
-from ackstate.analysis.spark.source import SparkSource
-from ackstate.analysis.trace import parquet
-from ackstate.analysis.trace.events import Event, EventKind, TraceError
-from ackstate.analysis.trace.recording import Frame
+from ackstate.analysis.trace.events import Event, EventKind
 from montecarlo import chunk_of
 from strategies import few
 from trace_files import table_of_rows
@@ -144,18 +137,3 @@ def test_whatever_a_chunk_holds_comes_out_of_its_bytes(rows):
     found = thinning.decode(memoryview(thinning.encode(acked.EventChunk(*columns))))
     assert [column.tolist() for column in found] == [column.tolist() for column in columns]
     assert {column.dtype for column in found} == {np.dtype(np.int64)}
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_chunk_whose_columns_do_not_belong_together_is_named(spark, tmp_path):
-    acks = [Event(entry, EventKind.ACK, 3, entry, entry) for entry in range(200)]
-    parquet.write_trace([Frame("t", "a", acks)], tmp_path / "trace")
-    (file,) = (tmp_path / "trace").glob("*.parquet")
-    table = pq.read_table(file)
-    cells = table["kind"].to_pylist()
-    at = table.column_names.index("kind")
-    damaged = table.set_column(at, table.schema.field("kind"), pa.array([cells[0][:-1]]))
-    pq.write_table(damaged, file)
-    with pytest.raises(TraceError, match="damaged chunk 0"), readable_failures(tmp_path / "trace"):
-        estimates(SparkSource.of(spark, tmp_path / "trace"), [None]).collect()

@@ -40,11 +40,6 @@ def with_column(good_trace, name, kind, value):
     return rewritten(good_trace, schema=schema, change=lambda rows: [{**row, name: value} for row in rows])
 
 
-def lose_first_chunk(rows):
-    """Renumber one subscription's only chunk, as if one before it had been left out."""
-    return [{**row, "chunk": row["chunk"] + (row["subscription"] == "in-order")} for row in rows]
-
-
 BAD_FILES = {
     "zero bytes": (lambda good: b"", "not a readable Parquet file"),
     "text": (lambda good: b"subscription,acked\nbilling,17\n", "not a readable Parquet file"),
@@ -64,8 +59,6 @@ BAD_FILES = {
         lambda good: rewritten(good, without=["kind"], metadata={VERSION_KEY: b"17"}),
         "version 17",
     ),
-    "a chunk missing": (lambda good: rewritten(good, change=lose_first_chunk), "chunk 0"),
-    "a chunk twice": (lambda good: rewritten(good, change=lambda rows: [*rows, rows[0]]), "several times"),
 }
 
 
@@ -166,6 +159,7 @@ BAD_RECORDINGS = {
     "text": (lambda path: (path / SEGMENT).write_text("hello"), SEGMENT),
     "a lost segment": (lambda path: (path / SEGMENT).rename(path / "000002.events"), SEGMENT),
     "a directory for a segment": (lambda path: (path / "000002.events").mkdir(), "000002.events"),
+    "a pipe for a segment": (lambda path: os.mkfifo(path / "000002.events"), "000002.events: not a file"),
     "none": (shutil.rmtree, "broker"),
     "an empty one": (lambda path: (shutil.rmtree(path), path.mkdir()), "recording"),
 }  # fmt: skip
@@ -248,29 +242,30 @@ def test_a_store_that_is_open_elsewhere_is_refused(broker, tmp_path, capsys, com
         assert run(capsys, command, broker, *arguments).status == 0
 
 
-@pytest.mark.parametrize("command", ["recover", "broker"])
-def test_a_directory_that_no_broker_had_is_refused(tmp_path, capsys, command):
-    (tmp_path / "notes.txt").write_text("remember the milk")
-    before = tree(tmp_path)
-    assert_one_line(run(capsys, command, tmp_path), tmp_path)
-    assert_one_line(run(capsys, command, tmp_path / "notes.txt"), tmp_path / "notes.txt")
-    assert tree(tmp_path) == before
+# What is at the place of a broker, and the commands that refuse it.
+NO_BROKERS = {
+    "missing": (lambda path: None, ["recover"]),
+    "empty": (lambda path: path.mkdir(), ["recover"]),
+    "an empty store": (lambda path: (path / "store").mkdir(parents=True), ["recover"]),
+    "something else": (lambda path: (path.mkdir(), (path / "notes.txt").write_text("milk")), ["recover", "broker"]),
+    "a file": (lambda path: path.write_text("milk"), ["recover", "broker"]),
+}
 
 
-@pytest.mark.parametrize("place", ["missing", "empty", "empty store"])
-def test_recovering_where_no_broker_was_makes_nothing(tmp_path, capsys, place):
-    if place != "missing":
-        (tmp_path / "dir" / ("store" if place == "empty store" else "")).mkdir(parents=True)
+@pytest.mark.parametrize(("make", "commands"), NO_BROKERS.values(), ids=NO_BROKERS)
+def test_a_place_that_no_broker_had_is_refused(tmp_path, capsys, make, commands):
+    make(tmp_path / "broker")
     before = tree(tmp_path)
-    assert_one_line(run(capsys, "recover", tmp_path / "dir"), tmp_path / "dir")
+    for command in commands:
+        assert_one_line(run(capsys, command, tmp_path / "broker"), tmp_path / "broker")
     assert tree(tmp_path) == before
 
 
 def test_a_recording_without_its_store_is_refused(broker, tmp_path, capsys):
     shutil.rmtree(broker / "store")
     before = tree(tmp_path)
-    assert_one_line(run(capsys, "recover", broker), broker / "store")
-    assert_one_line(run(capsys, "broker", broker), broker / "store")
+    for command in ("recover", "broker"):
+        assert_one_line(run(capsys, command, broker), broker / "store")
     assert tree(tmp_path) == before
 
 

@@ -257,6 +257,7 @@ WRONG = [
     (f"{PATH}/internalStats", (401, b"", {}), ["HTTP 401", "--token-file"]),
     (f"{PATH}/internalStats", (403, b'{"reason": "no right"}', {}), ["HTTP 403", "no right"]),
     (f"{PATH}/internalStats", (404, b'{"reason": "Topic not found"}', {}), ["HTTP 404", "Topic not found"]),
+    *((f"{PATH}/internalStats", (status, b"", {}), [f"HTTP {status}"]) for status in (300, 302, 304, 399)),
     (f"{PATH}/stats", (500, b"<html>", {}), ["HTTP 500", "/stats"]),
     (f"{PATH}/stats", (200, b"<html>", {}), ["not JSON"]),
     (f"{PATH}/stats", ["a"], ["stats"]),

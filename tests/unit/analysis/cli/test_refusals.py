@@ -55,6 +55,8 @@ REFUSED = [
     ("crash --budget 0s", "'--budget': must be at least 1ms, got '0s'"),
     ("crash --budget 5", f"'--budget': {DURATION} '5'"),
     ("trace generate new --flush-interval-ms x", f"'--flush-interval-ms': {DURATION} 'x'"),
+    ("trace generate new --workload x --events 1e3", "got 'x'"),
+    ("trace generate new --workload in_order --events 1.5", "whole number"),
     (f"pulsar snapshot {URL} --request-timeout 0", "'--request-timeout': must be from 1s to 1h, got '0'"),
     ("pulsar record http://host T --every 500ms", "'--every': must be from 1s to 1h"),
     ("pulsar record http://host T --for 0s", "'--for': must be at least 1s"),
@@ -87,6 +89,7 @@ REFUSED = [
     ("redelivery {trace} --format xml --out x", "--format must be one of json, parquet, csv"),
     ("redelivery {trace} --report no/where.html", ONE_OF),
     ("redelivery {trace} --report .", ONE_OF),
+    ("redelivery {trace} --engine local --master local[2]", "--master is for --engine spark"),
     # Servers.
     ("serve --store new --port 65536", "--port"),
     ("serve --store new --port {taken}", "cannot listen on 127.0.0.1 port {taken}: Address already in use"),

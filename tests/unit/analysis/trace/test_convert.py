@@ -259,15 +259,6 @@ def test_a_recording_is_converted_alone_and_a_trace_not_again(tmp_path):
         convert([tmp_path / "trace"], tmp_path / "again")
 
 
-def test_a_failure_leaves_the_trace_that_was_there(tmp_path):
-    convert([write(tmp_path / "e", [ack(0)])], tmp_path / "trace")
-    write(tmp_path / "e", [ack(0)] * 3 + ["{"])
-    with pytest.raises(TraceError):
-        convert([tmp_path / "e"], tmp_path / "trace")
-    assert read_back(tmp_path / "trace") == {("t", "s"): [Event(1_000, EventKind.ACK, 3, 0, 0)]}
-    assert {path.name for path in tmp_path.iterdir()} == {"e", "trace"}
-
-
 def test_progress_is_that_of_the_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 4_000)
     sources = [write(tmp_path / name, many_rows(100)) for name in "ab"]
