@@ -46,12 +46,6 @@ def masked(line):
     return re.sub(r"\d+", "N", re.sub(r"\b(ack|mark_delete)\b", "ack", line)).strip()
 
 
-@pytest.fixture(autouse=True)
-def root_with_a_disk(request):
-    if request.node.get_closest_marker("root"):
-        request.getfixturevalue("power_can_be_cut")
-
-
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Where the files of the page are, as the current directory; no module of there stays."""
@@ -94,6 +88,7 @@ def test_its_commands_do_as_it_shows(directory, capsys):
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.usefixtures("power_can_be_cut")
 def test_its_power_cuts_do_as_it_shows(directory, capsys):
     run_all(NEEDS_ROOT, capsys)
 
@@ -153,7 +148,9 @@ def test_the_bug_of_each_program_is_found_and_its_repair_passes(directory, progr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layer", "status"), [("L3", 0), ("L6", 1), pytest.param("L4", 1, marks=pytest.mark.root)])
-def test_without_the_sync_it_is_caught_by_the_power_cuts_alone(directory, capsys, layer, status):
+def test_without_the_sync_it_is_caught_by_the_power_cuts_alone(request, directory, capsys, layer, status):
+    if layer == "L4":
+        request.getfixturevalue("power_can_be_cut")
     assert FILES["my_cursor.py"].count(SYNC) == 1
     (directory / "my_cursor.py").write_text(FILES["my_cursor.py"].replace(SYNC, ""))
     command = f"ackstate crash --layer {layer} --subject my_cursor:MyCursor --runs 2"

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -224,10 +223,3 @@ def is_found(outcome):
 def test_receipts_before_writes_are_found_in_c(tracer, compiled, options):
     assert is_found(outcomes_of(compiled(*options))[-1])
     assert not outcomes_of(compiled(*options, "-DWRITES_FIRST"), 3)[-1].broken
-
-
-@pytest.mark.slow
-def test_receipts_before_writes_are_found_in_python(tracer):
-    python = f"{sys.executable} -S {SUBJECTS / 'receipts_first.py'}"
-    assert is_found(outcomes_of(python)[-1])
-    assert not outcomes_of(f"{python} writes-first", 2)[-1].broken

@@ -269,26 +269,9 @@ def test_a_layer_that_was_skipped_says_why_and_alone_is_no_test(layers, capsys):
     assert (status, err) == (2, "ackstate: nothing was tested: no layer that was chosen can run here\n")
     assert "L4 was skipped: L4 needs root" in out
     assert crash(capsys, "--layer", "L3..L4", "--runs", "1").status == 0
-
-
-def test_a_campaign_that_completes_no_run_has_tested_nothing(layers, capsys):
     layers(lambda first_seed: (each for each in ()))
     status, out, _ = crash(capsys, "--layer", "L3")
-    assert status == 2
-    assert "L3: not measured: nothing was tested: no run was completed" in out
-
-
-def test_a_failure_is_stored_at_once(layers, capsys, tmp_path):
-    """Whatever ends the campaign then."""
-    file, found = tmp_path / "t", []
-
-    def looking(first_seed):
-        yield RunOutcome(first_seed, 1, broken=(LOST,))
-        found.append(read_totals(file)["L3"].failed_runs)
-
-    layers(looking)
-    assert crash(capsys, "--layer", "L3", "--totals", str(file)).status == 1
-    assert found == [1]
+    assert (status, "L3: not measured: nothing was tested: no run was completed" in out) == (2, True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SubjectError("no licence"), OSError(28, "No space left")])
@@ -348,25 +331,25 @@ def test_two_promises_of_one_run_have_one_story(layers, capsys):
     assert "  2 runs failed equally, the last with seed 2\n" in out
 
 
-def test_totals_go_on_where_the_last_campaign_ended(layers, capsys, tmp_path):
-    layers(FakeLayer())
-    options = ("--layer", "L3", "--runs", "2", "--totals", str(tmp_path / "totals.json"), "--json")
-    first = json.loads(crash(capsys, *options)[1])["layers"][0]
-    again = json.loads(crash(capsys, *options)[1])["layers"][0]
-    assert [first["next_seed"], again["next_seed"]] == [3, 5]
-    assert [first["cycles"], again["cycles"]] == [20, 40]
-    status, _, err = crash(capsys, *options, "--seed", "9")
-    assert status == 2
-    assert "omit --seed" in err
+def test_totals_have_a_failure_at_once_and_go_on_where_the_last_campaign_ended(layers, capsys, tmp_path):
+    """Whatever ends a campaign then; and only what it saw itself makes its status."""
+    file, stored = tmp_path / "totals.json", []
+
+    def looking(first_seed):
+        yield RunOutcome(first_seed, 10, broken=(LOST,) if first_seed == 1 else ())
+        stored.append(read_totals(file)["L3"].failed_runs)
+
+    layers(looking)
+    options = ("--layer", "L3", "--totals", str(file), "--json")
+    campaigns = [crash(capsys, *options) for _ in range(3)]
+    assert [each.status for each in campaigns] == [1, 0, 0]
+    found = [json.loads(each.out)["layers"][0] for each in campaigns]
+    assert [(each["next_seed"], each["cycles"], each["failed_runs"]) for each in found] == [
+        (2, 10, 1), (3, 20, 1), (4, 30, 1),
+    ]  # fmt: skip
+    assert stored[:1] == [1]
+    assert_one_line(crash(capsys, *options, "--seed", "9"), "omit --seed")
     assert_one_line(crash(capsys, *options, "--subject", "naive"), "totals of the subject 'ours', not of 'naive'")
-
-
-def test_only_what_this_campaign_saw_makes_its_status(layers, capsys, tmp_path):
-    layers(FakeLayer(seed_1={"cycles": 1, "broken": (LOST,)}))
-    options = ("--layer", "L3", "--runs", "1", "--totals", str(tmp_path / "totals.json"), "--json")
-    assert crash(capsys, *options).status == 1
-    again = crash(capsys, *options)
-    assert (again.status, json.loads(again.out)["failed_runs"]) == (0, 1)
 
 
 @pytest.mark.parametrize(

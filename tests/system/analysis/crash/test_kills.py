@@ -114,14 +114,6 @@ class Dying(NaiveSubject):
         super().apply(operation)
 
 
-def test_a_naive_subject_survives_every_kill():
-    """Which is why SIGKILL is not enough: it never syncs."""
-    outcomes = outcomes_of(NaiveSubject)
-    assert [outcome.broken for outcome in outcomes] == [()] * 3
-    assert sum(outcome.cycles for outcome in outcomes) >= 12
-    assert sum(outcome.counts["durable_receipts"] for outcome in outcomes) > 50
-
-
 def test_an_exact_gauge_is_never_wrong():
     assert [outcome.broken for outcome in outcomes_of(Gauged, 6)] == [()] * 6
 

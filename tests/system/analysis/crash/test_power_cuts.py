@@ -13,14 +13,10 @@ from ackstate.analysis.crash.subjects import NaiveSubject
 from ackstate.stores import sqlite_database
 from museum.exhibits import EXHIBITS
 
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.usefixtures("power_can_be_cut")]
+
 SMALL = RunSize(lives=3, operations=40)
 HOSTILE = "noauto_da_alloc,data=writeback"
-
-
-@pytest.fixture(autouse=True)
-def root_with_a_disk(request):
-    if request.node.get_closest_marker("root"):
-        request.getfixturevalue("power_can_be_cut")
 
 
 def runs(count, first_seed=1, **options):
@@ -38,8 +34,6 @@ def runs_of_cuts(cuts, **options):
     return found
 
 
-@pytest.mark.root
-@pytest.mark.slow
 def test_our_cursor_survives():
     outcomes = runs_of_cuts(24)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)
@@ -49,8 +43,6 @@ def test_our_cursor_survives():
     assert sum(outcome.counts["crashed_recoveries"] for outcome in outcomes) > 0
 
 
-@pytest.mark.root
-@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", HOSTILE])
 def test_the_naive_one_is_caught_at_once(options):
     outcomes = runs(2, subject="naive", mount_options=[options], size=SMALL)
@@ -61,8 +53,6 @@ def test_the_naive_one_is_caught_at_once(options):
         assert outcome.cycles <= 10
 
 
-@pytest.mark.root
-@pytest.mark.slow
 def test_a_story_says_what_was_promised_and_where_the_power_went():
     (outcome,) = runs(1, first_seed=3, subject="naive", mount_options=[HOSTILE])
     (broken,) = outcome.broken
@@ -74,8 +64,6 @@ def test_a_story_says_what_was_promised_and_where_the_power_went():
     assert len(story) < 30, "it is shrunk"
 
 
-@pytest.mark.root
-@pytest.mark.slow
 def test_our_cursor_is_caught_when_its_store_does_not_sync():
     """Patched in this process: it must be so in those that are crashed, too."""
     (never_sync,) = [each for each in EXHIBITS if each.name == "M1-sqlite"]
@@ -100,8 +88,6 @@ class Synced(NaiveSubject):
         self._saved, self._unsaved = self._saved + self._unsaved, []
 
 
-@pytest.mark.root
-@pytest.mark.slow
 def test_what_is_said_on_a_dead_disk_does_not_count():
     outcomes = runs_of_cuts(20, subject=Synced, mount_options=["noauto_da_alloc"], size=SMALL)
     assert [outcome.broken for outcome in outcomes] == [()] * len(outcomes)

@@ -1,8 +1,12 @@
-"""Directories of a run, and the remains of killed runs."""
+"""Directories of a run, the remains of killed runs, and what power cuts need."""
 
 import os
+from pathlib import Path
 
-from ackstate.analysis.crash.runs import scratch_directory
+import pytest
+
+from ackstate.analysis.crash import power_cuts
+from ackstate.analysis.crash.runs import LayerSkippedError, scratch_directory
 
 
 def ended_pid():
@@ -29,3 +33,15 @@ def test_only_what_processes_that_have_ended_left_of_this_purpose_is_removed(tmp
         (tmp_path / name).mkdir()
     with scratch_directory("calls", tmp_path) as directory:
         assert {path.name for path in tmp_path.iterdir()} == {*kept, directory.name}
+
+
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [({}, "need root"), ({"_mkfs": lambda: None}, r"mkfs\.ext4"), ({"_LOOP_CONTROL": Path("/nowhere")}, "no /nowhere")],
+)
+def test_it_says_what_is_missing(monkeypatch, planted, why):
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if planted else 1000)
+    for name, value in planted.items():
+        monkeypatch.setattr(power_cuts, name, value)
+    with pytest.raises(LayerSkippedError, match=why):
+        power_cuts.LoopDisk()

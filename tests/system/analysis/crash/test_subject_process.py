@@ -26,20 +26,6 @@ from ackstate.analysis.crash.subjects import NaiveSubject
 from waiting import wait_until
 
 LOG = {1: 1_000}
-PERL = r"""
-    $| = 1;
-    while (<STDIN>) {
-        if (/"op":"start","directory":"([^"]+)"/) { $file = "$1/acks"; print "{\"ready\":true}\n" }
-        elsif (/"op":"ack","number":(\d+),"ledger":(\d+),"entry":(\d+)/) {
-            open(F, ">>", $file); syswrite(F, "[$2,$3," . ($3 + 1) . "]\n"); close F;
-            print "{\"accepted\":$1}\n{\"durable\":[$1]}\n"
-        }
-        elsif (/"op":"persist","number":(\d+)/) { print "{\"accepted\":$1}\n" }
-        elsif (/"op":"recover","directory":"([^"]+)"/) {
-            open(F, "$1/acks"); chomp(@runs = <F>); print "{\"acked\":[" . join(",", @runs) . "]}\n"
-        }
-    }
-"""
 
 
 def acks(count):
@@ -91,21 +77,6 @@ def test_neither_side_waits_for_the_other_when_both_pipes_are_full(tmp_path):
         before, report = process.wait_for(Report)
     assert before == [Ready(), *map(Accepted, range(10_000))]
     assert report.acked == [EntryRun(1, 0, 10_000)]
-
-
-@pytest.mark.skipif(not Path("/usr/bin/perl").exists(), reason="needs perl")
-def test_a_subject_in_another_language(tmp_path):
-    launch = subject_launch(f"perl -e '{PERL}'")
-    with launch() as process:
-        process.send(StartRequest(tmp_path, LOG), *acks(2), Operation(2, OperationKind.PERSIST))
-        answers = []
-        while Accepted(2) not in answers:
-            answers += process.events(60)
-        process.kill()
-    assert answers == [Ready(), Accepted(0), Durable((0,)), Accepted(1), Durable((1,)), Accepted(2)]
-    with launch() as process:
-        process.send(Recover(tmp_path, LOG))
-        assert process.wait_for(Report)[1] == Report([EntryRun(1, 0, 1), EntryRun(1, 1, 2)])
 
 
 @pytest.mark.parametrize(
