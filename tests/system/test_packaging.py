@@ -24,6 +24,7 @@ HEAVY = {
     "httpx",
     "kazoo",
     "prometheus_client",
+    "pydantic",
     "starlette",
     "uvicorn",
 }
@@ -121,10 +122,14 @@ def test_the_wheel_ships_one_package_and_nothing_else(wheel):
 
 
 @pytest.mark.slow
-def test_importing_the_core_imports_nothing_heavy():
-    program = "import ackstate.limits, ackstate.delay, ackstate.cursor, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not HEAVY & {name.partition(".")[0] for name in loaded.stdout.split()}
+@pytest.mark.parametrize(
+    ("imported", "allowed"),
+    [("ackstate.limits, ackstate.delay, ackstate.cursor", set()), ("ackstate.analysis.cli", {"typer", "rich"})],
+)
+def test_an_import_does_not_wait_for_what_only_a_command_needs(imported, allowed):
+    program = f"import {imported}, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert not (HEAVY - allowed) & {name.partition(".")[0] for name in loaded.stdout.split()}
 
 
 WITHOUT_THE_EXTRA = """

@@ -44,12 +44,12 @@ def ext4(_directory):
         yield disk.directory
 
 
-@pytest.fixture(params=[tmpfs, ext4])
+@pytest.fixture
 def tiny_disk(tmp_path, request):
     """A disk with 2 MiB of room, and with a file `ballast` of 1 MiB."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    with request.param(directory) as disk:
+    with getattr(request, "param", tmpfs)(directory) as disk:
         (disk / "ballast").write_bytes(bytes(1 << 20))
         yield disk
 
@@ -98,6 +98,7 @@ needs_root = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="mo
 class TestFullDisk:
     pytestmark = needs_root
 
+    @pytest.mark.parametrize("tiny_disk", [tmpfs, ext4], indirect=True)
     def test_a_full_disk_refuses_and_goes_on_when_there_is_room(self, tiny_disk):
         directory = tiny_disk / "store"
         with closing(SqliteStore(directory)) as store:
@@ -183,7 +184,6 @@ class TestFullDisk:
             assert holds(store, 1, count)
             store.ledgers.delete(1)
 
-    @pytest.mark.parametrize("tiny_disk", [tmpfs], indirect=True)
     @pytest.mark.parametrize("killed_at", range(1, 8))
     def test_a_delete_on_a_full_disk_is_done_or_not_wherever_the_process_dies(self, tiny_disk, killed_at):
         """The log has no room for all pages of the ledger at once, so they are changed one part after the other."""
