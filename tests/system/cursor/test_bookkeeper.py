@@ -456,7 +456,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path, monkeypatch, missing, me
         )
         monkeypatch.setattr(bookkeeper_client, "_CHILD", child)
         monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    settings = {"zkTimeout": "1000"}
+    settings = {"zkTimeout": "200"}
     with pytest.raises(StoreError, match=message) as caught:
         BookKeeperClient("zk+null://127.0.0.1:1/ledgers", class_path=class_path, settings=settings)
     assert "\n" not in str(caught.value)
