@@ -2,31 +2,18 @@
 
 import pytest
 
-from ackstate.analysis.estimate.results import CURRENT, RECOMMENDED, RECORDED, SweepResult
+from ackstate.analysis.estimate.results import SweepResult
 from ackstate.analysis.report.contents import (
     causes,
     headline,
     is_resolved,
     is_sawtooth,
     main_subscriptions,
-    role_text,
     slices_of,
     worst_subscriptions,
 )
 from ackstate.analysis.report.page import DATA_BYTES_MAX, answer, grids, render
 from report_contents import BEGIN_MS, BETTER, DURATION_MS, contents, pulsar_result, row, saw, sweep_result  # fmt: skip
-
-
-def test_headline_cards_and_charts_use_the_same_three_terms():
-    told = contents()
-    assert [role_text(told.result, each) for each in told.result.shown] == [RECORDED, CURRENT, RECOMMENDED]
-    page = render(told)
-    for role in (RECORDED, CURRENT, RECOMMENDED):
-        assert f"<h2>{role}</h2>" in page
-        assert f"<bdi>{role}</bdi>" in page
-    assert "as recorded" not in page
-    assert "baseline" not in answer(told)
-    assert f"({CURRENT})" in headline(told.result)
 
 
 def test_the_worst_subscriptions_have_their_share_of_the_whole():
