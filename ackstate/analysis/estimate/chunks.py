@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ackstate.analysis.replay.acked import AckAccumulator, CompactChunk, EventChunk, NewlyAckedRuns, by_position
-from ackstate.analysis.trace.chunks import events_of, ledgers_told, pack, packed_columns, pieces, unpack
+from ackstate.analysis.trace.chunks import damaged, events_of, ledgers_told, pack, packed_columns, pieces, unpack
 from ackstate.analysis.trace.events import EventKind
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _HEADER = struct.Struct("<qqq")  # events, runs, ledgers; without runs -1
 _PLAIN_FORM = -1
 _NOTHING = np.zeros(1, np.int64)
 _FIELDS = EventChunk._fields
+_KINDS = np.array(EventKind)
 
 
 def compact(chunk: EventChunk) -> EventChunk:
@@ -141,10 +142,11 @@ def packed_chunks(batches: Iterable[pa.RecordBatch], *, is_compact: bool) -> Ite
     of_subscriptions = (batch.filter(pc.not_equal(batch["subscription"], "")) for batch in batches)
     for batch in chain.from_iterable(map(pieces, of_subscriptions)):
         starts, columns = events_of(batch, EventChunk._fields)
-        # Each later step passes over the kinds, in an eighth of the time.
-        columns = [
-            each.astype(np.uint8) if name == "kind" else each for name, each in zip(_FIELDS, columns, strict=True)
-        ]
+        at = _FIELDS.index("kind")
+        is_known = np.isin(columns[at], _KINDS)
+        if not is_known.all():
+            damaged(batch, int(np.searchsorted(starts, is_known.argmin(), "right")) - 1, "an event is of no kind")
+        columns[at] = columns[at].astype(np.uint8)  # Each later step passes over it, in an eighth of the time.
         offsets = starts.tolist()
         runs = _runs(batch, offsets, events_max=_EVENTS_THINNED if is_compact else 0)
         rows: list[bytes] = []
