@@ -133,7 +133,6 @@ class SliceWriter:
         if self._values.any():
             for number in range(self._number + 1, until_number):
                 yield SliceChange(number, self._values[:, 0], _NOTHING, np.empty((len(self._values), 0), np.int64))
-        self._number = max(self._number, until_number - 1)
 
 
 def sum_slices(parts: Iterable[Part], slices: Slices) -> Iterator[Part]:
