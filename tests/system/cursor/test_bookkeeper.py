@@ -234,20 +234,21 @@ def test_entries_of_any_size_are_read_back_and_too_large_ones_are_refused(open_s
     assert store.ledgers.append(other, [b"y"]) == 1
 
 
-@pytest.mark.parametrize("stored", [1, 2, 3])
-def test_a_batch_without_its_end_is_cut_off(open_store, client, stored):
+@pytest.mark.parametrize(("before", "stored"), [([], 1), *(([b"a", b"b"], stored) for stored in (1, 2, 3))])
+def test_a_batch_without_its_end_is_cut_off(open_store, client, before, stored):
     """The writer dies when one, two or all of three entries are durable."""
     store, reader = open_store(), open_store()
     ledger_id = store.ledgers.create("billing")
-    store.ledgers.append(ledger_id, [b"a", b"b"])
+    if before:
+        store.ledgers.append(ledger_id, before)
     handle = store.ledgers._writers[ledger_id].handle
     client.append([(handle, entry) for entry in encode_batch([b"x", b"y", b"z"])[:stored]]).wait()
-    wanted = [b"a", b"b", b"x", b"y", b"z"] if stored == 3 else [b"a", b"b"]
+    wanted = [*before, b"x", b"y", b"z"] if stored == 3 else before
     for _ in range(2):  # While its writer may go on, and after its recovery.
         assert entries(reader, ledger_id) == wanted
-        for end in range(len(wanted) + 1, 6):
+        for end in range(len(wanted) + 1, len(before) + 4):
             with pytest.raises(LedgerNotFoundError):
-                reader.ledgers.read(ledger_id, 2, end)
+                reader.ledgers.read(ledger_id, len(before), end)
         assert reader.ledgers.fence(ledger_id) == len(wanted) - 1
 
 
