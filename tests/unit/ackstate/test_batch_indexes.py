@@ -46,6 +46,13 @@ def test_a_missing_word_is_acked():
     assert indexes.get(P(3, 7)) == (-1, 0b10)
 
 
+def test_batches_up_to_a_position_are_forgotten():
+    indexes = held(*((P(ledger, entry), [1]) for ledger in (2, 3, 4) for entry in (0, 7, 9)))
+    assert indexes.remove_at_most(P(3, 7)) == 5
+    assert indexes.remove_at_most(P(3, 8)) == 0
+    assert [position for position, _ in indexes.items()] == [P(3, 9), P(4, 0), P(4, 7), P(4, 9)]
+
+
 @pytest.mark.parametrize(
     ("position", "words", "error", "text"),
     [

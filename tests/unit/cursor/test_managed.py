@@ -151,6 +151,7 @@ def test_a_position_that_the_log_never_had_is_refused(store, log, position):
         lambda cursor: cursor.ack(P("3", 0), now_ms=1),
         lambda cursor: cursor.ack(P(2**63, 0), now_ms=1),
         lambda cursor: cursor.mark_delete(P(3, -2), now_ms=1),
+        lambda cursor: cursor.mark_delete(P(3, 5), properties={"a": "1"}, now_ms=1),
         lambda cursor: cursor.reset(P(3, -2), now_ms=1),
         lambda cursor: cursor.promote(-1, now_ms=1),
     ],
