@@ -11,6 +11,7 @@ from ackstate.stores.base import (
     LedgerNotFoundError,
     PayloadTooLargeError,
     StoreError,
+    Versioned,
     check_path,
 )
 from ackstate.stores.memory import MemoryDisk, MemoryStore
@@ -145,6 +146,20 @@ def delete_if_there(it, ledger_id):
     it.inner.delete(ledger_id)
 
 
+def keep_the_fenced(it, ledger_id):
+    if ledger_id not in it.disk.ledgers or it.disk.ledgers[ledger_id].writer:
+        it.inner.delete(ledger_id)
+
+
+def append_though_closed(it, ledger_id, entries):
+    try:
+        return it.inner.append(ledger_id, entries)
+    except StoreError as error:
+        if "closed" in str(error):
+            it.disk.ledgers[ledger_id].entries.extend(entries)
+        raise
+
+
 def bury(it, ledger_id):
     if ledger_id in it.disk.ledgers:
         vars(it.disk).setdefault("graves", {})[ledger_id] = it.disk.ledgers[ledger_id]
@@ -257,6 +272,8 @@ BROKEN_LEDGERS = {
     "an owner has a name": (
         "owners with any names", {"create": lambda it, owner: it.inner.create(owner.strip("/.") or "none")}
     ),
+    "a fenced ledger stays": ("a fenced ledger can be deleted", {"delete": keep_the_fenced}),
+    "a closed store appends": ("a ledger after calls to a closed store", {"append": append_though_closed}),
     "owners are not checked": ("an owner with a lone surrogate", {"create": lambda it, owner: it.inner._create(owner)}),
 }  # fmt: skip
 
@@ -274,6 +291,21 @@ def put_at_any_version(it, path, data, *, expected_version):
 def create_over(it, path, data, *, expected_version):
     value = it.get(path) if expected_version == ABSENT else None
     return it.inner.put(path, data, expected_version=value.version if value else expected_version)
+
+
+def put_at_any_version_below_absent(it, path, data, *, expected_version):
+    if expected_version < ABSENT and path in it.disk.values:
+        expected_version = it.disk.values[path].version
+    return it.inner.put(path, data, expected_version=expected_version)
+
+
+def put_though_closed(it, path, data, *, expected_version):
+    try:
+        return it.inner.put(path, data, expected_version=expected_version)
+    except StoreError as error:
+        if "closed" in str(error):
+            it.disk.values[path] = Versioned(data, expected_version)
+        raise
 
 
 def delete_at_any_version(it, path, *, expected_version):
@@ -311,6 +343,11 @@ BROKEN_METADATA = {
         "put of /nothing expecting version -2",
         {"put": lambda it, path, data, *, expected_version:
             it.inner.put(path, data, expected_version=max(ABSENT, expected_version))},
+    ),
+    "a version below absent is any": ("put of /cas expecting version -2", {"put": put_at_any_version_below_absent}),
+    "a closed store puts": ("a value after calls to a closed store", {"put": put_though_closed}),
+    "a leaf has a child": (
+        "children of a leaf", {"children": lambda it, path: it.inner.children(path) or [""] * (path in it.disk.values)}
     ),
     "delete is not checked": ("delete of /cas expecting version -1", {"delete": delete_at_any_version}),
     "delete accepts an earlier life": (
