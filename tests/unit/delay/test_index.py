@@ -361,13 +361,19 @@ def test_views_that_were_cut_off_are_given_what_fell_due_since_and_nothing_else(
     assert readers[1].calls > 0
 
 
-def test_what_falls_due_while_the_subscription_is_asked_comes_once():
-    """Another view moves it to the due log meanwhile."""
+def lagging(count):
+    """An index, and an attached reader of so many messages that has polled none of the first eight, which are due."""
     index, (_, reader) = both_kinds(due_log_bytes_max=5 * BATCH_BYTES)
-    for tick in range(9):
+    for tick in range(count):
         reader.read(DUE + tick * TICK, now_ms=1_000)
     for tick in range(8):
         advance(index, DUE + tick * TICK)
+    return index, reader
+
+
+def test_what_falls_due_while_the_subscription_is_asked_comes_once():
+    """Another view moves it to the due log meanwhile."""
+    index, reader = lagging(9)
     answer = reader.not_sent_between
 
     def while_time_passes(first, end):
@@ -382,11 +388,7 @@ def test_what_falls_due_while_the_subscription_is_asked_comes_once():
 
 
 def test_a_subscription_is_asked_once_each_time_that_its_view_lags_too_far():
-    index, (_, reader) = both_kinds(due_log_bytes_max=5 * BATCH_BYTES)
-    for tick in range(10):
-        reader.read(DUE + tick * TICK, now_ms=1_000)
-    for tick in range(8):
-        advance(index, DUE + tick * TICK)
+    _, reader = lagging(10)
     given = [reader.poll(DUE + tick * TICK) for tick in (7, 8, 9)]
     assert (given, reader.calls) == ([numbered(range(8)), [Position(3, 8)], [Position(3, 9)]], 1)
 
