@@ -630,6 +630,7 @@ def range_first_bytes(first: int) -> int:
 
 def range_bytes(ledger_id: int, first: int, last: int) -> int:
     """Return the size of one range, from its first to its last acked entry, both inclusive."""
+    # The parts above, written out: each dispatch asks for this, and two more calls would show.
     lower = VARINT_BYTES[(first - 1).bit_length()] if first else MINUS_ONE_BYTES
     return 10 + 2 * VARINT_BYTES[ledger_id.bit_length()] + lower + VARINT_BYTES[last.bit_length()]
 
